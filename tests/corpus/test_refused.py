@@ -16,8 +16,8 @@ STATEMENTS = [
     ("vadd4.u32.u32.u32 r0, r1, r2, r3;", "the only video instructions supported are vabsdiff2 and"),
     ("tex.1d.v4.s32.s32 {r0,r1,r2,r3}, [d0, {r4}];", "textures are not supported"),
     ("suld.b.1d.b32.trap {r0}, [d0, {r1}];", "surfaces are not supported"),
-    ("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [r0], r1, [r2];", "clusters of more than one CTA"),
-    ("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [r0], r1, [r2];", "clusters"),
+    ("st.async.weak.shared::cluster.b32 [r0], r1, [r2];", r"expected .mbarrier::complete_tx::bytes or .release"),
+    ("red.async.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [r0], r1, [r2];", r"expected .relaxed.cluster"),
     ("multimem.ld_reduce.relaxed.gpu.global.add.f32 r0, [d0];", "multicast memory is not supported"),
     ("alloca.u64 d0, d1, 8;", "dynamic stack allocation is not supported"),
     ("call nowhere;", "undefined function 'nowhere'"),
@@ -33,8 +33,11 @@ def test_statement(device: pysm120.Device, statement: str, reason: str) -> None:
 
 MODULES = [
     (".global .texref t;", r"4:9: error: textures and surfaces are not supported"),
-    (".entry k()\n.reqnctapercluster 2, 1, 1\n{ ret; }", r"5:20: error: clusters of more than one CTA"),
-    (".entry k()\n.explicitcluster\n{ ret; }", r"5:1: error: unsupported directive '.explicitcluster'"),
+    (
+        ".entry k()\n.reqnctapercluster 3, 3, 1\n{ ret; }",
+        r"5:1: error: a cluster of 3 x 3 x 1 CTAs; expected at most 8",
+    ),
+    (".entry k()\n.blocksareclusters\n{ ret; }", r"5:1: error: unsupported directive '.blocksareclusters'"),
     (".func f();\n.entry k()\n{ call f; ret; }", r"4:7: error: 'f' is called but has no body"),
     (".extern .func f();\n.entry k()\n{ call f; ret; }", r"6:8: error: 'f' is not defined in this module"),
     (".func f(.param .b32 a) { ret; }\n.entry k()\n{ call f; ret; }", r"the call has 0 arguments and 0 results"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from broken.asynchronous import ASYNCHRONOUS
 from broken.barriers import BARRIERS
+from broken.clusters import CLUSTERS
 from broken.ctas import CTAS
 from broken.lanes import LANES
 from broken.mbarriers import MBARRIERS
@@ -14,7 +15,7 @@ import pysm120
 
 pytestmark = pytest.mark.virtual
 
-PLANTED = [*RACES, *BARRIERS, *ASYNCHRONOUS, *MBARRIERS, *CTAS, *LANES]
+PLANTED = [*RACES, *BARRIERS, *CLUSTERS, *ASYNCHRONOUS, *MBARRIERS, *CTAS, *LANES]
 SEEDS = (0, 1, 2, 3, 11)
 
 
@@ -27,7 +28,7 @@ def test_caught(planted: Planted, level: str) -> None:
         with pysm120.Device(f"virtual?checks={level}&seed={seed}") as device:
             x = device.array(np.zeros(1024, np.uint32))
             with pytest.raises(pysm120.FaultError) as caught:
-                device.load(text(planted.broken))["k"](planted.ctas, 64, x)
+                device.load(text(planted.broken, planted.head))["k"](planted.ctas, 64, x)
             message = str(caught.value)
             for part in planted.parts:
                 assert part in message
@@ -40,4 +41,6 @@ def test_caught(planted: Planted, level: str) -> None:
 def test_corrected(planted: Planted, level: str) -> None:
     for seed in SEEDS:
         with pysm120.Device(f"virtual?checks={level}&seed={seed}") as device:
-            device.load(text(planted.right))["k"](planted.ctas, 64, device.array(np.zeros(1024, np.uint32)))
+            device.load(text(planted.right, planted.head))["k"](
+                planted.ctas, 64, device.array(np.zeros(1024, np.uint32))
+            )

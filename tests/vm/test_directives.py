@@ -171,7 +171,7 @@ def test_cluster_of_one(device: pysm120.Device) -> None:
     getctarank.u64 r4, w0;
     st.global.v4.b32 [out], {r2, r3, r4, r4};"""
     assert run(device, body, 4) == [0, 0, 0, 0]
-    with pytest.raises(pysm120.Error, match="shared memory of CTA 3 of the cluster; expected CTA 0"):
+    with pytest.raises(pysm120.Error, match="mapa to CTA 3 of a cluster of 1 CTAs; expected less than 1"):
         run(device, "ld.global.b32 r0, [in]; mapa.shared::cluster.u32 r1, r0, r0;", 1, inputs=[3])
 
 

@@ -69,7 +69,7 @@ TAKEN_BY_PTXAS = (
     Row(r"expects a 64-bit global address", "cp.async.ca.shared.global [$r], [$r], 4;", "ptxas warns: too narrow"),
     Row(r"^\w+(\.\w+)*\.bf16\b.*\{.*expects a \.bf16", "add.bf16 $h, {$h, $h}, $h;", "the rest is overlooked"),
     Row(
-        r"^cp\.async\.bulk\.tensor\b.*expects an address in brackets",
+        r"^cp\.(reduce\.)?async\.bulk\.tensor\b.*expects an address in brackets",
         "cp.async.bulk.tensor.1d.shared::cta.global.tile.mbarrier::complete_tx::bytes $rs, [$d, {$r}], [$r];",
         "PTX has brackets",
     ),

@@ -143,20 +143,21 @@ UNSUPPORTED = [
     (f"{PREFETCH}.3d.L2.global.im2col [m, {{c0, c1, c2}}], {{h}};", "im2col is not supported"),
     (f"{REPLACE}.global_stride.shared::cta.b1024.b64 [s], 4, d;", "4 is out of range; expected 0 to 3"),
 ]
-SLOW = f"{COPY}.2d.shared::cluster.global.{TX}.multicast::cluster [s], [m, {{c0, c1}}], [x], h;"  # ptxas warns
+CAST = f"{COPY}.2d.shared::cluster.global.{TX}.multicast::cluster [s], [m, {{c0, c1}}], [x], h;"  # ptxas warns
 
 
 def written(statement: str, target: str = "sm_120f") -> str:
     return HEAD.format(statement=statement, target=target)
 
 
-@pytest.mark.parametrize("statement", TAKEN)
+@pytest.mark.parametrize("statement", [*TAKEN, CAST])
 def test_taken(device: pysm120.Device, statement: str) -> None:
     device.load(written(statement))
 
 
 @pytest.mark.parametrize(
-    ("statement", "reason"), [*REFUSED, *UNSUPPORTED, (SLOW, "clusters of more than one CTA are not supported")]
+    ("statement", "reason"),
+    [*REFUSED, *UNSUPPORTED, (CAST.replace("cluster.global", "cta.global"), UNKNOWN)],
 )
 def test_refused(device: pysm120.Device, statement: str, reason: str) -> None:
     with pytest.raises(pysm120.InvalidProgramError) as caught:

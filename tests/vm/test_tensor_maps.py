@@ -298,7 +298,7 @@ def packed(rng: np.random.Generator, rows: int, columns: int, bits: int) -> tupl
     [(n, b, s) for n, b in (("16U4_ALIGN16B", 4), ("16U6_ALIGN16B", 6)) for s in ("none", "128B", "128B_ATOM_32B")],
 )
 def test_packed_load(device: pysm120.Device, rng: np.random.Generator, name: str, bits: int, swizzle: str) -> None:
-    """Each 16 elements get 16 bytes, of which the upper ones are nobody's."""
+    """Each 16 elements get 16 bytes, of which the upper ones are nobody's. The mbarrier counts the packed bytes."""
     _, data = packed(rng, 20, 256, bits)
     whole = np.zeros((20, -(-data.shape[1] // 32) * 32), np.uint8)
     whole[:, : data.shape[1]] = data
@@ -306,7 +306,7 @@ def test_packed_load(device: pysm120.Device, rng: np.random.Generator, name: str
     tensor_map = device.tensor_map(array, (8, 128), data_type=name, swizzle=swizzle)
     for row, column in ((0, 128), (15, 0), (-3, 0), (2, 256), (2, -128)):
         image = np.zeros(SMEM, np.uint8)
-        got = launch(device, load_text(2), tensor_map, (row, column), image, 1024)
+        got = launch(device, load_text(2), tensor_map, (row, column), image, 128 * bits)
         chunks = got[model.places(swizzle, 0, 1024, 128)].reshape(8, 8, 16)[:, :, : 2 * bits]
         padded = np.zeros((60, 4 * 16 * bits), np.uint8)
         padded[20:40, 16 * bits : 48 * bits] = data

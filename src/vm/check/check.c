@@ -57,12 +57,16 @@ struct shadow *check_open(struct shadow *old, const struct launch *launch) {
 void check_start(struct cta *cta) {
     struct shadow *s = cta->shadow;
     memset(s->warp, 0, sizeof s->warp);
-    memset(s->barrier, 0, sizeof s->barrier);
-    memset(s->phases, 0, sizeof s->phases);
+    memset(s->barrier, 0, cta_barriers(cta) * sizeof *s->barrier);
+    memset(s->phases, 0, cta_barriers(cta) * sizeof *s->phases);
     memset(s->acquired, 0, sizeof s->acquired);
     memset(s->copies, 0, sizeof s->copies);
     memset(s->issued, 0, sizeof s->issued);
     memset(s->landed, 0, sizeof s->landed);
+    memset(s->inits, 0, sizeof s->inits);
+    memset(s->inits_arrived, 0, sizeof s->inits_arrived);
+    memset(s->inits_known, 0, sizeof s->inits_known);
+    memset(s->touched, 0, cta->ranks * sizeof *s->touched);
     memset(s->loose, 0, sizeof s->loose);
     memset(s->mbarrier_clock, 0, sizeof s->mbarrier_clock);
     s->world = cta->launch->world;
@@ -80,6 +84,18 @@ struct spot check_spot(const struct warp *w, uint32_t pc) {
     struct spot spot;
     const struct place *at = &w->function->places[pc & ~STRONG_MARK];
     snprintf(spot.text, sizeof spot.text, "%s:%u", at->file, at->line);
+    return spot;
+}
+
+/* Return the name of a warp of the cluster, with its CTA if that is another than that of `w`. */
+struct spot check_warp(const struct warp *w, uint32_t index) {
+    struct spot spot;
+    const struct warp *other = &w->cta->warp[index];
+    const uint32_t *id = warp_member(other)->id;
+    const int n = snprintf(spot.text, sizeof spot.text, "warp %u", other->number);
+    if (other->rank != w->rank) {
+        snprintf(spot.text + n, sizeof spot.text - (size_t)n, " of CTA %u,%u,%u", id[0], id[1], id[2]);
+    }
     return spot;
 }
 
@@ -101,9 +117,10 @@ struct access {
 };
 
 static const char *verb(const struct access *a) {
+    const bool is_store_async = (a->w->function->code[a->w->pc].flags & ADDRESS_ASYNC) != 0;
     return a->kind == BY_STRONG ? a->is_write ? "atomic access" : "strong read"
            : a->kind == BY_BULK ? a->is_write ? "bulk copy" : "bulk store"
-           : a->kind == BY_COPY ? "cp.async"
+           : a->kind == BY_COPY ? is_store_async ? "asynchronous store" : "cp.async"
            : a->is_write        ? "write"
                                 : "read";
 }
@@ -135,9 +152,9 @@ bool check_sizes_differ(const struct warp *w, uint32_t pc, uint32_t other) {
 static bool report_sizes(const struct access *a, uint32_t other, uint32_t pc, uint32_t address) {
     const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
-             "data race: %s of %u bytes at shared address 0x%x and a strong access of another size by warp %u at %s; "
+             "data race: %s of %u bytes at shared address 0x%x and a strong access of another size by %s at %s; "
              "expected one size, or a barrier between them",
-             verb(a), a->bytes, address, other, at.text);
+             verb(a), a->bytes, address, check_warp(a->w, other).text, at.text);
     return false;
 }
 
@@ -161,15 +178,15 @@ static bool report_write(const struct access *a, const struct cell *c, uint32_t 
     } else if (c->agent >= AGENT_COPY) {
         const uint32_t from = c->agent - AGENT_COPY;
         fault_at(a->w, code, a->lane,
-                 "%s of %u bytes at shared address 0x%x, which the cp.async of warp %u at %s fills; expected "
+                 "%s of %u bytes at shared address 0x%x, which the cp.async of %s at %s fills; expected "
                  "cp.async.wait_group by that warp%s first, in the lane that issued it (%u)",
-                 verb(a), a->bytes, address, from, at.text, from == a->w->index ? "" : " and a barrier", c->lane);
+                 verb(a), a->bytes, address, check_warp(a->w, from).text, at.text,
+                 from == a->w->index ? "" : " and a barrier", c->lane);
     } else {
-        fault_at(
-            a->w, code, a->lane,
-            "data race: %s of %u bytes at shared address 0x%x and a write by warp %u at %s; expected a barrier, an "
-            "mbarrier or a release and an acquire between them",
-            verb(a), a->bytes, address, c->agent, at.text);
+        fault_at(a->w, code, a->lane,
+                 "data race: %s of %u bytes at shared address 0x%x and a write by %s at %s; expected a barrier, an "
+                 "mbarrier or a release and an acquire between them",
+                 verb(a), a->bytes, address, check_warp(a->w, c->agent).text, at.text);
     }
     return false;
 }
@@ -178,9 +195,9 @@ static bool report_write(const struct access *a, const struct cell *c, uint32_t 
 static bool report_mark(const struct access *a, uint32_t other, uint32_t pc, const char *what, uint32_t address) {
     const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
-             "data race: %s of %u bytes at shared address 0x%x and %s by warp %u at %s; expected a barrier, an "
+             "data race: %s of %u bytes at shared address 0x%x and %s by %s at %s; expected a barrier, an "
              "mbarrier or a release and an acquire between them",
-             verb(a), a->bytes, address, what, other, at.text);
+             verb(a), a->bytes, address, what, check_warp(a->w, other).text, at.text);
     return false;
 }
 
@@ -198,9 +215,9 @@ static bool report_copy(const struct access *a, const struct cell *c, uint32_t l
 static bool report_proxy(const struct access *a, uint32_t agent, uint32_t pc, uint32_t address) {
     const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
-             "%s of %u bytes at shared address 0x%x, which warp %u wrote at %s; expected fence.proxy.async.shared::cta "
+             "%s of %u bytes at shared address 0x%x, which %s wrote at %s; expected fence.proxy.async.shared::cta "
              "after the write, before the barrier that this %s follows",
-             verb(a), a->bytes, address, agent % MAX_WARPS, at.text, verb(a));
+             verb(a), a->bytes, address, check_warp(a->w, agent % MAX_WARPS).text, at.text, verb(a));
     return false;
 }
 
@@ -429,9 +446,20 @@ static inline bool whole(const struct access *a, uint32_t granule, const struct 
     return true;
 }
 
+void check_touched(struct warp *w, uint32_t address) {
+    struct shadow *s = w->cta->shadow;
+    const uint32_t rank = w->cta->ranks != 1 ? (address - SHARED_BASE) / w->cta->launch->span : w->rank;
+    if (rank != w->rank) {
+        s->touched[rank][w->index] = (struct mark){s->warp[w->index].seen[w->index], w->pc};
+    }
+}
+
 /* Check and record an access to a range of offsets. Return false after a fault. */
 static bool range(const struct access *a, uint32_t offset, uint32_t bytes, const struct cell *value) {
     const uint32_t end = offset + bytes;
+    if (UNLIKELY(a->w->cta->ranks != 1) && a->kind <= BY_STRONG) {
+        check_touched(a->w, offset + SHARED_BASE);
+    }
     while (offset < end) {
         const uint32_t rest = GRANULE - offset % GRANULE, n = rest < end - offset ? rest : end - offset;
         if (LIKELY(n == GRANULE) ? !whole(a, offset / GRANULE, value) : !part(a, offset, n, value)) {

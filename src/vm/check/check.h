@@ -25,7 +25,7 @@ enum {
     MBARRIER_AGENTS = AGENT_LIVE - AGENT_MBARRIER
 };
 
-enum { GRANULE = 16, GRANULES = MAX_SHARED / GRANULE + 1, CELLS = GRANULES * (1 + GRANULE) };
+enum { GRANULE = 16, GRANULES = MOST_SHARED / GRANULE + 1, CELLS = GRANULES * (1 + GRANULE) };
 
 enum { COPY_GROUPS = 64 }; /* further open groups share a record */
 
@@ -104,11 +104,14 @@ struct map_shadow {
 };
 
 struct shadow {
-    struct clocks warp[MAX_WARPS], barrier[BARRIERS + 2];
-    struct barrier_phases phases[BARRIERS + 2];
+    struct clocks warp[MAX_WARPS], barrier[ALL_BARRIERS];
+    struct barrier_phases phases[ALL_BARRIERS];
     /* Clocks at the last fence; clocks found by relaxed reads since then. */
     struct clocks released[MAX_WARPS], acquired[MAX_WARPS];
-    uint32_t has_released, has_acquired;              /* sets of warps */
+    uint32_t has_released, has_acquired; /* sets of warps */
+    /* Clocks of the last fence.mbarrier_init of each warp: itself, as of its arrivals in the even or odd phase of the
+     * cluster's barrier, and as each warp knows them. */
+    uint32_t inits[MAX_WARPS], inits_arrived[2][MAX_WARPS], inits_known[MAX_WARPS][MAX_WARPS];
     uint32_t copies[MAX_WARPS];                       /* cp.async operations issued */
     uint32_t committed[MAX_WARPS][COPY_GROUPS][WARP]; /* value of `copies` when a lane committed a group */
     uint32_t issued[MAX_WARPS][WARP];                 /* number of a lane's last cp.async */
@@ -125,11 +128,12 @@ struct shadow {
     uint32_t maps, map_space;
     struct location *location;
     uint32_t locations, location_space;
-    struct world *world;            /* check_global.h; NULL below level full */
-    struct lanes *lanes[MAX_WARPS]; /* check_lanes.c; used at level full */
-    struct cell *cell;              /* GRANULES cells, then 16 cells for the bytes of each */
-    struct mark *read[MAX_WARPS];   /* parallel to `cell` */
-    struct mark *strong[MAX_WARPS]; /* parallel to `cell`; NULL until a warp makes a strong write */
+    struct world *world;                         /* check_global.h; NULL below level full */
+    struct mark touched[MAX_CLUSTER][MAX_WARPS]; /* the last access of a warp to the memory of another CTA, by rank */
+    struct lanes *lanes[MAX_WARPS];              /* check_lanes.c; used at level full */
+    struct cell *cell;                           /* GRANULES cells, then 16 cells for the bytes of each */
+    struct mark *read[MAX_WARPS];                /* parallel to `cell` */
+    struct mark *strong[MAX_WARPS];              /* parallel to `cell`; NULL until a warp makes a strong write */
 };
 
 /* check.c: accesses. All return false after a fault. */
@@ -156,9 +160,14 @@ void check_mark_write(struct cta *cta, uint32_t address, uint32_t bytes, uint32_
                       enum access_kind kind, uint32_t lane);
 void check_mark_read(struct warp *w, uint32_t address, uint32_t bytes, uint32_t pc);
 
+/* Record that a warp has accessed an address, if it is in another CTA of the cluster. */
+void check_touched(struct warp *w, uint32_t address);
+
 /* check_order.c: synchronisation */
 /* Check and record the arrival of a warp. does_wait: it also waits. Return false after a fault. */
 bool check_barrier_arrived(struct warp *w, uint32_t number, bool does_wait);
+/* A relaxed arrival at the barrier of the cluster: it releases what the warp's last fences have. */
+void check_barrier_relaxed(struct warp *w, uint32_t number);
 void check_barrier_empty(struct cta *cta, uint32_t number);
 void check_barrier_left(struct warp *w, uint32_t number);
 void check_fence(struct warp *w, uint32_t kind, uint32_t mask);
@@ -249,6 +258,7 @@ struct spot {
     char text[128];
 };
 struct spot check_spot(const struct warp *w, uint32_t pc);
+struct spot check_warp(const struct warp *w, uint32_t index);
 
 /* check_lanes.c: record that lanes have met at a collective. Called only at level full. */
 void lanes_meet(struct warp *w, uint32_t mask);

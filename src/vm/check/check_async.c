@@ -155,13 +155,17 @@ static void tell_written(struct warp *w, const struct bulk_store *b) {
 
 /* Check a bulk operation when it is issued. Return false after a fault. */
 bool check_bulk(struct warp *w, struct async_op *op) {
-    const bool loads = op->kind == ASYNC_LOAD;
+    const bool loads = op->kind != ASYNC_STORE && op->kind != ASYNC_REDUCE, is_word = op->kind == ASYNC_WORD;
     uint32_t address, bytes;
     if (op->bytes == 0) {
         return true;
     }
-    for (uint32_t done = 0; (bytes = piece(w->cta, op, done, &address)) != 0; done += bytes) {
-        if (!check_shared(w, address, bytes, op->lane, loads, BY_BULK) ||
+    if (op->kind == ASYNC_INSIDE && !check_shared(w, op->from, op->bytes, op->lane, false, BY_BULK)) {
+        return false;
+    }
+    const bool adds = is_word && op->op != 0; /* reductions do not race with one another */
+    for (uint32_t done = 0; !adds && (bytes = piece(w->cta, op, done, &address)) != 0; done += bytes) {
+        if (!check_shared(w, address, bytes, op->lane, loads, is_word ? BY_COPY : BY_BULK) ||
             (w->cta->watches_lanes != 0 && !lanes_bulk(w, address, bytes, op->lane))) {
             return false;
         }
@@ -169,7 +173,7 @@ bool check_bulk(struct warp *w, struct async_op *op) {
     if (!loads) {
         return tell_world(w, op, 0, 0) && add_store(w, op);
     }
-    if (!check_source(w, op)) {
+    if (op->kind == ASYNC_LOAD && !check_source(w, op)) {
         return false;
     }
     const struct mbarrier *m = mbarrier_get(w, op->mbarrier, op->lane, "bulk copy");
@@ -178,6 +182,9 @@ bool check_bulk(struct warp *w, struct async_op *op) {
     }
     op->group = m->phase;
     mark_filled(w->cta, op, m);
+    if (op->kind != ASYNC_LOAD) {
+        return true;
+    }
     const uint32_t k = (uint32_t)(m - w->cta->mbarrier);
     return tell_world(w, op, AGENT_MBARRIER + k % MBARRIER_AGENTS, w->cta->shadow->mbarrier[k].base + m->phase + 1);
 }
@@ -251,9 +258,9 @@ bool check_stores(struct warp *w, uint32_t address, uint32_t bytes, uint32_t lan
         const struct spot at = check_spot(w, b->pc);
         const uint32_t first = address > b->shared ? address : b->shared;
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
-                 "%s of %u bytes at shared address 0x%x, which the bulk store of warp %u, lane %u at %s may still "
+                 "%s of %u bytes at shared address 0x%x, which the bulk store of %s, lane %u at %s may still "
                  "read; expected %scp.async.bulk.wait_group.read by that thread first",
-                 what, bytes, first, b->warp, b->lane, at.text,
+                 what, bytes, first, check_warp(w, b->warp).text, b->lane, at.text,
                  b->group == w->cta->warp[b->warp].bulk_group[b->lane] ? "cp.async.bulk.commit_group and " : "");
         return false;
     }
@@ -274,9 +281,10 @@ bool check_stores_global(struct warp *w, uint64_t address, uint32_t bytes, uint3
         }
         const struct spot at = check_spot(w, b->pc);
         fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
-                 "%s of %u bytes at global address 0x%llx, which the bulk store of warp %u, lane %u at %s may not have "
+                 "%s of %u bytes at global address 0x%llx, which the bulk store of %s, lane %u at %s may not have "
                  "written yet; expected cp.async.bulk.wait_group, without .read, by that thread first",
-                 is_write ? "write" : "read", bytes, (unsigned long long)address, b->warp, b->lane, at.text);
+                 is_write ? "write" : "read", bytes, (unsigned long long)address, check_warp(w, b->warp).text, b->lane,
+                 at.text);
         return false;
     }
     return true;
@@ -360,6 +368,33 @@ void check_copy_arrives(struct warp *w, const struct mbarrier *m, uint32_t lane)
 
 /* ---- ends of threads and CTAs -------------------------------------------------------------------------------- */
 
+/* If the CTA's last warp exits, check that the other CTAs' accesses to its shared memory are ordered before. Return
+ * false after a fault. */
+static bool check_left(struct warp *w) {
+    const struct cta *cta = w->cta;
+    const struct shadow *s = cta->shadow;
+    const uint32_t first = w->rank * cta->launch->cta_warps, end = first + cta->launch->cta_warps;
+    if (warp_member(w)->exited_warps + 1 != end - first) {
+        return true;
+    }
+    for (uint32_t k = 0; k < cta->warps; ++k) {
+        const struct mark *mark = &s->touched[w->rank][k];
+        uint32_t known = 0;
+        for (uint32_t own = first; own < end; ++own) {
+            known = s->warp[own].seen[k] > known ? s->warp[own].seen[k] : known;
+        }
+        if (mark->clock > known) {
+            const struct spot at = check_spot(w, mark->pc);
+            fault_at(w, CUDA_ERROR_LAUNCH_FAILED, WARP,
+                     "the CTA ends, and nothing orders this after the access of %s to its shared memory at %s; "
+                     "expected barrier.cluster before the end",
+                     check_warp(w, k).text, at.text);
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Check that the bulk stores of exiting lanes have read shared memory, which another CTA may reuse. Return false
  * after a fault. */
 bool check_exit(struct warp *w, uint32_t mask) {
@@ -377,7 +412,7 @@ bool check_exit(struct warp *w, uint32_t mask) {
                  b->bytes, b->shared, at.text, open ? "cp.async.bulk.commit_group and " : "");
         return false;
     }
-    return true;
+    return w->cta->ranks == 1 || mask != w->live || check_left(w);
 }
 
 /* Check at the end of a CTA that every bulk copy into its shared memory was waited for. */

@@ -305,7 +305,7 @@ static void mark_cta(const struct world *world, const struct cta *cta) {
             mark_clocks(world, &s->acquired[k]);
         }
     }
-    for (uint32_t k = 0; k <= CLUSTER_BARRIER + 1; ++k) {
+    for (uint32_t k = 0; k < cta_barriers(cta); ++k) {
         mark_clocks(world, &s->barrier[k]);
     }
     for (uint32_t k = 0; k < cta->mbarriers; ++k) {

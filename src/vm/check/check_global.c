@@ -38,7 +38,7 @@ struct world *world_open(const struct launch *launch) {
         return NULL;
     }
     world->levels = 1;
-    while (world->levels < 8 && (launch->ctas - 1) >> 4 * world->levels != 0) {
+    while (world->levels < 8 && (launch->clusters - 1) >> 4 * world->levels != 0) {
         ++world->levels;
     }
     world->mores = 1;
@@ -173,14 +173,15 @@ static const char *noun(const struct trace *t) {
 static void describe(const struct access *a, const struct trace *t, char *to, size_t bytes) {
     const struct launch *launch = a->w->cta->launch;
     const struct spot at = check_spot(a->w, t->pc);
-    const uint32_t x = launch->grid[0], y = launch->grid[1];
     char warp[32] = "", cta[64] = "";
     if (t->agent < AGENT_MBARRIER) {
-        snprintf(warp, sizeof warp, "warp %u", t->agent % MAX_WARPS);
+        snprintf(warp, sizeof warp, "warp %u", t->agent % MAX_WARPS % launch->cta_warps);
     }
-    if (t->cta != a->own.cta) {
-        snprintf(cta, sizeof cta, "CTA %u,%u,%u%s", t->cta % x, t->cta / x % y, t->cta / x / y,
-                 *warp != '\0' ? ", " : "");
+    const uint32_t rank = *warp != '\0' ? t->agent % MAX_WARPS / launch->cta_warps : a->w->rank;
+    if (t->cta != a->own.cta || rank != a->w->rank) {
+        uint32_t id[3];
+        launch_place(launch, t->cta, rank, id);
+        snprintf(cta, sizeof cta, "CTA %u,%u,%u%s", id[0], id[1], id[2], *warp != '\0' ? ", " : "");
     }
     snprintf(to, bytes, "the %s by %s%s%s at %s", noun(t), cta, warp, *cta != '\0' || *warp != '\0' ? "" : "this CTA",
              at.text);

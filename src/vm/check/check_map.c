@@ -95,9 +95,9 @@ bool check_map_used(struct warp *w, uint64_t address, uint32_t lane) {
     }
     const struct spot at = check_spot(w, map->changed_pc);
     fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
-             "the tensor map at global address 0x%llx, which warp %u changed at %s; expected "
+             "the tensor map at global address 0x%llx, which %s changed at %s; expected "
              "%sfence.proxy.tensormap::generic.acquire [map], 128 before this copy",
-             shown, map->changed_by, at.text,
+             shown, check_warp(w, map->changed_by).text, at.text,
              map->released != 0 ? "" : "fence.proxy.tensormap::generic.release after the change and ");
     return false;
 }

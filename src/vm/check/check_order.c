@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "vm/check/check.h"
+#include "vm/machine/address.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/fault.h"
@@ -40,6 +41,10 @@ static void synchronise(struct warp *w) {
 
 /* ---- barriers ------------------------------------------------------------------------------------------------ */
 
+static bool is_of_cluster(uint32_t number) {
+    return number == CLUSTER_BARRIER || number == CLUSTER_BARRIER + 1;
+}
+
 /* After bar.arrive, a warp may arrive at the barrier again only if it knows that the phase has completed. Return false
  * after a fault. */
 static bool may_arrive(struct warp *w, const struct barrier_phases *x, uint32_t number) {
@@ -48,8 +53,8 @@ static bool may_arrive(struct warp *w, const struct barrier_phases *x, uint32_t 
         if (UNLIKELY(x->previous[k] > seen[k])) {
             fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(w->active),
                      "the warp arrives at barrier %u after its bar.arrive there, and nothing orders this after the "
-                     "arrival of warp %u, which completed that phase; expected another barrier between them",
-                     number, k);
+                     "arrival of %s, which completed that phase; expected another barrier between them",
+                     barrier_number(number), check_warp(w, k).text);
             return false;
         }
     }
@@ -69,12 +74,23 @@ bool check_barrier_arrived(struct warp *w, uint32_t number, bool does_wait) {
     return true;
 }
 
+void check_barrier_relaxed(struct warp *w, uint32_t number) {
+    struct shadow *s = w->cta->shadow;
+    if ((s->has_released >> w->index & 1u) != 0) {
+        join(s, &s->barrier[number], &s->released[w->index]);
+    }
+    s->inits_arrived[number - CLUSTER_BARRIER][w->index] = s->inits[w->index];
+}
+
 /* A phase of the barrier has completed, and all warps have left it. */
 void check_barrier_empty(struct cta *cta, uint32_t number) {
     struct barrier_phases *x = &cta->shadow->phases[number];
     memset(&cta->shadow->barrier[number], 0, sizeof *cta->shadow->barrier);
     memcpy(x->previous, x->arrival, sizeof x->previous);
     memset(x->arrival, 0, sizeof x->arrival);
+    if (is_of_cluster(number)) {
+        memset(cta->shadow->inits_arrived[number - CLUSTER_BARRIER], 0, sizeof *cta->shadow->inits_arrived);
+    }
     ++x->completed;
 }
 
@@ -83,6 +99,11 @@ void check_barrier_left(struct warp *w, uint32_t number) {
     synchronise(w);
     struct shadow *s = w->cta->shadow;
     join(s, &s->warp[w->index], &s->barrier[number]);
+    for (uint32_t k = 0; is_of_cluster(number) && k < w->cta->warps; ++k) {
+        const uint32_t clock = s->inits_arrived[number - CLUSTER_BARRIER][k];
+        uint32_t *const known = &s->inits_known[w->index][k];
+        *known = clock > *known ? clock : *known;
+    }
 }
 
 /* ---- fences and locations ------------------------------------------------------------------------------------ */
@@ -115,6 +136,9 @@ void check_fence(struct warp *w, uint32_t kind, uint32_t mask) {
     if ((kind & FENCE_PROXY) != 0) {
         memcpy(mine->proxied, mine->seen, sizeof mine->proxied);
         ++mine->seen[w->index];
+    }
+    if ((kind & FENCE_INITS) != 0) {
+        s->inits[w->index] = mine->seen[w->index]++;
     }
     if ((kind & FENCE_MEMORY) == 0) {
         return;
@@ -245,15 +269,18 @@ void check_mbarrier_inval(struct warp *w, const struct mbarrier *m) {
 bool check_mbarrier_used(struct warp *w, const struct mbarrier *m, uint32_t lane) {
     const struct shadow *s = w->cta->shadow;
     const struct mbarrier_shadow *x = &s->mbarrier[index_of(w->cta, m)];
-    if (LIKELY(x->init_clock <= s->warp[w->index].seen[x->init_warp])) {
+    if (UNLIKELY(w->cta->ranks != 1) && (w->function->code[w->pc].flags & ADDRESS_ASYNC) == 0) {
+        check_touched(w, m->address);
+    }
+    if (LIKELY(x->init_clock <= s->warp[w->index].seen[x->init_warp]) ||
+        x->init_clock <= s->inits_known[w->index][x->init_warp]) {
         return true;
     }
     const struct spot at = check_spot(w, x->init_pc);
-    fault_at(
-        w, CUDA_ERROR_LAUNCH_FAILED, lane,
-        "the mbarrier at shared address 0x%x is used, but warp %u initialised it at %s; expected a barrier between "
-        "them",
-        m->address, x->init_warp, at.text);
+    fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
+             "the mbarrier at shared address 0x%x is used, but %s initialised it at %s; expected a barrier between "
+             "them",
+             m->address, check_warp(w, x->init_warp).text, at.text);
     return false;
 }
 

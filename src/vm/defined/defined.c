@@ -63,6 +63,7 @@ static size_t lay_out(struct defined *d, const struct cta *cta, char *at) {
         u->whole = cut(&at, &total, rows * sizeof *u->whole);
         u->bits = cut(&at, &total, rows * 128);
         u->birth = cut(&at, &total, rows * WARP * sizeof *u->birth);
+        u->tag = cut(&at, &total, rows * WARP * sizeof *u->tag);
         u->predicate = cut(&at, &total, f->predicates * sizeof *u->predicate);
         u->predicate_birth = cut(&at, &total, f->predicates * WARP * sizeof *u->predicate_birth);
         u->local = cut(&at, &total, local);
@@ -157,7 +158,17 @@ static enum step bulk_operands(struct defined *d, const struct event *e) {
         decided_by(d, e, "the size of this copy", i->c) == STEP_FAULT) {
         return STEP_FAULT;
     }
-    return i->kind == ASYNC_LOAD ? decided_by(d, e, "the mbarrier of this copy", i->e) : STEP_NEXT;
+    return i->kind == ASYNC_LOAD || i->kind == ASYNC_INSIDE ? decided_by(d, e, "the mbarrier of this copy", i->e)
+                                                            : STEP_NEXT;
+}
+
+/* Check the addresses of st.async, red.async and clusterlaunchcontrol.try_cancel. */
+static enum step word_operands(struct defined *d, const struct event *e) {
+    const uint32_t *more = e->inst->more;
+    if (decided_by(d, e, "the address of this store", e->inst->a) == STEP_FAULT) {
+        return STEP_FAULT;
+    }
+    return decided_by(d, e, "the mbarrier of this store", more[4]);
 }
 
 static enum step copy_operands(struct defined *d, const struct event *e) {
@@ -295,6 +306,7 @@ static const struct entry others[] = {
     {async_prefetch, {unknown_before, NULL, 0, OUTSIDE}},
     {control_barwarp, {members, NULL, 0, OUTSIDE}},
     {control_fence, {NULL, NULL, 0, OUTSIDE}},
+    {control_mapa, {unknown_before, unknown_after, 0, PLAIN}},
     {call_direct, {NULL, defined_called, 0, BRANCH}},
     {call_indirect, {defined_address, defined_called, 0, BRANCH}},
     {call_return, {NULL, defined_returned, 0, BRANCH}},
@@ -308,6 +320,9 @@ static const struct entry others[] = {
     {mbarrier_wait, {mbarrier_operands, writes_p, 0, OUTSIDE}},
     {mbarrier_tx, {mbarrier_operands, NULL, 0, OUTSIDE}},
     {async_bulk, {bulk_operands, NULL, 0, OUTSIDE}},
+    {async_word, {word_operands, NULL, 0, OUTSIDE}},
+    {async_cancel, {word_operands, NULL, 0, OUTSIDE}},
+    {async_canceled, {unknown_before, unknown_after, 0, OUTSIDE}},
     {tma_copy, {unknown_before, NULL, 0, OUTSIDE}},
     {tma_prefetch, {unknown_before, NULL, 0, OUTSIDE}},
     {tma_replace, {unknown_before, replaced_map, 0, OUTSIDE}},

@@ -42,6 +42,7 @@ struct defined_warp {
     uint32_t *some, *whole;
     char *bits;                /* same layout as the registers */
     uint32_t *birth;           /* [slot / 128][lane] */
+    uint32_t *tag;             /* [slot / 128][lane] of partly undefined registers: see defined_tag(); 0: none */
     uint32_t *predicate;       /* lanes in which it is undefined */
     uint32_t *predicate_birth; /* [number][lane]; 0: never written */
     uint8_t *local;            /* [lane][local_bytes] */
@@ -86,7 +87,8 @@ struct defined {
     uint32_t doubtful;      /* lanes whose guard is undefined */
     uint64_t address[WARP]; /* of its memory access */
     uint64_t bits[WARP];    /* undefined bits of the result */
-    uint32_t birth_in[WARP];
+    uint32_t birth_in[WARP], tag_in[WARP];
+    uint32_t tags;      /* given so far */
     uint32_t undefined; /* lanes in which a predicate result is undefined */
     /* Branches that undefined predicates decided, and how many of them each warp is inside of. */
     struct region *regions;
@@ -146,6 +148,21 @@ static inline void set_bits(struct defined_warp *u, uint32_t slot, uint32_t lane
         ((uint32_t *)at)[lane] = (uint32_t)bits;
     }
     u->birth[slot / 128 * WARP + lane] = birth;
+    u->tag[slot / 128 * WARP + lane] = 0;
+}
+
+/* Return the tag of one lane of a 32-bit register; 0 if it is defined or was never written. Values with one tag are
+ * sums of defined numbers and of the same undefined one. So their difference is defined: scans of parts that nobody
+ * uses compute such differences. */
+static inline uint32_t defined_tag(struct defined *d, struct defined_warp *u, uint32_t slot, uint32_t lane) {
+    if ((some_of(u, slot) >> lane & 1u) == 0 || (u->whole[slot / 128] >> lane & 1u) != 0) {
+        return 0;
+    }
+    uint32_t *const tag = &u->tag[slot / 128 * WARP + lane];
+    if (*tag == 0) {
+        *tag = ++d->tags;
+    }
+    return *tag;
 }
 
 /* Mark lanes of a predicate as undefined. */

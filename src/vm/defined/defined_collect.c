@@ -26,6 +26,7 @@ static uint32_t group_of(const struct event *e, uint32_t lane) {
 /* Start with a defined result. The member mask must be defined. */
 static enum step begin(struct defined *d, const struct event *e) {
     memset(d->bits, 0, sizeof d->bits);
+    memset(d->tag_in, 0, sizeof d->tag_in);
     d->undefined = 0;
     return decided_by(d, e, "the member mask", e->inst->c);
 }
@@ -53,7 +54,7 @@ static uint32_t source_lane(const struct event *e, uint32_t to) {
 /* shfl: the result is as undefined as the value in the source lane. It is fully undefined if the lane number is
  * undefined or the source lane is inactive. */
 enum step defined_shfl(struct defined *d, const struct event *e) {
-    const struct defined_warp *u = defined_of(d, e);
+    struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
     if (begin(d, e) == STEP_FAULT) {
         return STEP_FAULT;
@@ -71,6 +72,7 @@ enum step defined_shfl(struct defined *d, const struct event *e) {
             d->birth_in[l] = birth_make(d, BORN_LANE, e->pc, j, 0);
         } else if ((d->bits[l] = bits_of(u, i->a, j, 4)) != 0) {
             d->birth_in[l] = birth_of(d, e, i->a, j);
+            d->tag_in[l] = defined_tag(d, u, i->a, j);
         }
     }
     return STEP_NEXT;
@@ -164,6 +166,9 @@ enum step defined_collected(struct defined *d, const struct event *e) {
     for (uint32_t rest = has_register(i) ? done : 0; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest);
         set_bits(u, i->d, l, 4, d->bits[l], d->birth_in[l]);
+        if (d->bits[l] != 0) {
+            u->tag[i->d / 128 * WARP + l] = d->tag_in[l];
+        }
     }
     define_predicate(u, i->p, done);
     for (uint32_t rest = d->undefined & done; rest != 0; rest &= rest - 1) {

@@ -300,6 +300,24 @@ static void move_bits(struct defined *d, const struct event *e, const struct row
     }
 }
 
+/* Return the tag of the result of a move, sum or difference of 32 bits in one lane. *cancels: the undefined part of a
+ * difference cancels out. */
+static uint32_t result_tag(struct defined *d, const struct event *e, struct defined_warp *u, uint32_t lane, uint32_t l,
+                           bool *cancels) {
+    *cancels = false;
+    if (lane != LANE_mov_32 && lane != LANE_add_u32 && lane != LANE_sub_u32) {
+        return 0;
+    }
+    const uint32_t bit = 1u << l, a = e->inst->a, b = e->inst->b;
+    const bool has_a = (some_of(u, a) & bit) != 0, has_b = lane != LANE_mov_32 && (some_of(u, b) & bit) != 0;
+    const uint32_t tag = has_a ? defined_tag(d, u, a, l) : 0;
+    if (has_a && has_b) {
+        *cancels = lane == LANE_sub_u32 && tag != 0 && tag == defined_tag(d, u, b, l);
+        return 0;
+    }
+    return has_a ? tag : lane == LANE_add_u32 ? defined_tag(d, u, b, l) : 0;
+}
+
 /* Rule for rows without predicates or carry. */
 static enum step lane_plain(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
@@ -319,9 +337,16 @@ static enum step lane_plain(struct defined *d, const struct event *e) {
     for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest);
         const struct bits x = read_lane(e, u, row, l);
-        const uint64_t bits = rules[lane].how == MOVE ? moved[l] : result_bits(lane, &x, same, e->inst->flags);
+        bool cancels;
+        const uint32_t tag = result_tag(d, e, u, lane, l, &cancels);
+        const uint64_t bits = cancels                   ? 0
+                              : rules[lane].how == MOVE ? moved[l]
+                                                        : result_bits(lane, &x, same, e->inst->flags);
         const uint32_t birth = bits != 0 ? birth_of(d, e, first_undefined(e, u, row->sources, l), l) : 0;
         set_bits(u, e->inst->d, l, bytes, bits & ones(bytes), birth);
+        if ((bits & ones(bytes)) != 0) {
+            u->tag[e->inst->d / 128 * WARP + l] = tag;
+        }
     }
     define(u, e->inst->d, e->mask & ~lanes);
     return STEP_NEXT;

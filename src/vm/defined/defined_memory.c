@@ -500,6 +500,14 @@ bool defined_landed(struct warp *w, const struct async_op *op) {
             round_plane(d, w, op, &shared);
         }
         return true;
+    case ASYNC_WORD:
+        copy_plane(d, w, op->lane, &shared, NULL, op->bytes);
+        return true;
+    case ASYNC_INSIDE: {
+        const struct at from = locate_shared(d, op->from);
+        copy_plane(d, w, op->lane, &shared, &from, op->bytes);
+        return true;
+    }
     case ASYNC_STORE:
     case ASYNC_REDUCE:
         return copy_out(d, w, op, &shared);

@@ -222,7 +222,7 @@ static uint32_t stored_number(struct device *device, const char *text, const cha
 uint32_t birth_stored(struct defined *d, const struct warp *w, uint32_t lane, uint32_t birth) {
     char text[2 * TEXT], from[TEXT], where[100];
     const struct place *at = &w->function->places[w->pc];
-    const uint32_t *cta = w->cta->id;
+    const uint32_t *cta = warp_member(w)->id;
     if (d->birth[birth].born == BORN_STORED && birth > UNKNOWN) {
         return (uint32_t)d->birth[birth].address;
     }
@@ -237,7 +237,7 @@ uint32_t birth_stored(struct defined *d, const struct warp *w, uint32_t lane, ui
     } else {
         snprintf(text, sizeof text, "%s stored it at %s:%u, and %s", w->function->name, at->file, at->line, from);
     }
-    snprintf(where, sizeof where, " (CTA %u,%u,%u, warp %u, lane %u)", cta[0], cta[1], cta[2], w->index, lane);
+    snprintf(where, sizeof where, " (CTA %u,%u,%u, warp %u, lane %u)", cta[0], cta[1], cta[2], w->number, lane);
     mutex_lock(&d->device->running_lock);
     const uint32_t number = stored_number(d->device, text, where);
     mutex_unlock(&d->device->running_lock);

@@ -54,8 +54,9 @@ static inline uint8_t *resolve(struct warp *w, enum space space, const struct ra
     }
     *found = space;
     if (space == SPACE_SHARED) {
-        const uint64_t at = low - SHARED_BASE;
-        return low >= SHARED_BASE && at + length <= w->cta->shared_bytes ? w->cta->shared + at : NULL;
+        const uint64_t at = low - w->shared_start;
+        return low >= w->shared_start && at + length <= w->cta->cta_shared ? w->cta->shared + (low - SHARED_BASE)
+                                                                           : NULL;
     }
     if (space == SPACE_GLOBAL || space == SPACE_CONST) {
         return (unsigned)memory_find(w->worker, low, length) - 1u < (is_write != 0 ? 1u : 2u)
@@ -232,12 +233,12 @@ static inline int matrix_rows(struct warp *w, const struct inst *i, uint32_t row
     uint64_t address[WARP];
     address_lanes(w, i, address);
     const uint64_t window = i->space == SPACE_GENERIC ? SHARED_WINDOW : 0;
-    const uint64_t last = (uint64_t)w->cta->shared_bytes - 16;
-    uint64_t bad = w->cta->shared_bytes < 16;
+    const uint64_t last = (uint64_t)w->cta->cta_shared - 16;
+    uint64_t bad = w->cta->cta_shared < 16;
     for (uint32_t l = 0; l < rows; ++l) {
-        const uint64_t at = address[l] - window - SHARED_BASE;
+        const uint64_t at = address[l] - window - w->shared_start;
         bad |= (at & 15u) | (uint64_t)(at > last);
-        row[l] = (uint8_t *)((uintptr_t)w->cta->shared + at);
+        row[l] = (uint8_t *)((uintptr_t)w->cta->shared + (w->shared_start - SHARED_BASE) + at);
     }
     for (uint32_t l = 0; bad != 0 && l < rows; ++l) {
         if (memory_shared(w, address[l] - window, 16, 16, l, "row") == NULL) {

@@ -49,42 +49,56 @@ static struct async_op *push(struct warp *w) {
 
 /* ---- bulk copies --------------------------------------------------------------------------------------------- */
 
+/* Return the host pointer of the source of a bulk copy between CTAs; NULL after a fault. */
+static const uint8_t *own_source(struct warp *w, uint32_t from, uint32_t bytes, uint32_t lane) {
+    const uint8_t *const at = memory_shared(w, from, bytes, 16, lane, "bulk copy");
+    if (at != NULL && from - w->shared_start >= w->cta->cta_shared) {
+        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+                 "a bulk copy from shared address 0x%x of another CTA; expected a source in this CTA's memory", from);
+        return NULL;
+    }
+    return at;
+}
+
 /* cp.async.bulk and cp.reduce.async.bulk: check both addresses now, copy later. */
 enum step async_bulk(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), bytes = ((const uint32_t *)source(w, i->c))[lane];
         const uint32_t shared = address_shared(w, i, lane);
-        const uint64_t global = address_global(w, i, lane);
-        uint32_t barrier = 0;
+        const bool is_inside = i->kind == ASYNC_INSIDE, fills = is_inside || i->kind == ASYNC_LOAD;
+        uint64_t global = is_inside ? 0 : address_global(w, i, lane);
+        uint32_t barrier = 0, from = 0, ranks = 0;
         if (bytes % 16 != 0) {
             return fault_at(w, CUDA_ERROR_MISALIGNED_ADDRESS, lane,
                             "a bulk copy with size %u; expected a multiple of 16", bytes);
         }
-        if (memory_shared(w, shared, bytes, 16, lane, "bulk copy") == NULL ||
-            memory_global(w, global, bytes, 16, lane, "bulk copy") == NULL) {
+        if (is_inside) {
+            from = (uint32_t)(address_register(w, i->b, i->size == 4, lane) + i->target);
+            global = (uintptr_t)own_source(w, from, bytes, lane);
+        }
+        if ((is_inside && global == 0) || memory_shared(w, shared, bytes, 16, lane, "bulk copy") == NULL ||
+            (!is_inside && memory_global(w, global, bytes, 16, lane, "bulk copy") == NULL)) {
             return STEP_FAULT;
         }
-        if (i->kind == ASYNC_LOAD) {
+        if (fills) {
             const uint32_t *more = i->more;
             barrier = (uint32_t)address_register(w, i->e, (int)more[1], lane) + more[0];
-            if (mbarrier_get(w, barrier, lane, "bulk copy") == NULL) {
+            ranks = more[2] != 0 ? ((const uint32_t *)source(w, more[2]))[lane] & 0xffffu : 0;
+            if (mbarrier_get(w, barrier, lane, "bulk copy") == NULL ||
+                (more[2] != 0 && !async_ranks_exist(w, ranks, lane))) {
                 return STEP_FAULT;
             }
         }
-        struct async_op *op = push(w);
-        if (op == NULL) {
-            return STEP_FAULT;
-        }
-        op->kind = i->kind;
-        op->op = i->negate;
-        op->type = i->spare;
-        op->lane = lane;
-        op->group = w->bulk_group[lane];
-        op->shared = shared;
-        op->global = global;
-        op->bytes = bytes;
-        op->mbarrier = barrier;
-        if (w->cta->shadow != NULL && !check_bulk(w, op)) {
+        const struct async_op op = {.kind = i->kind,
+                                    .op = i->negate,
+                                    .type = i->spare,
+                                    .lane = lane,
+                                    .shared = shared,
+                                    .global = global,
+                                    .bytes = bytes,
+                                    .mbarrier = barrier,
+                                    .from = from};
+        if (!async_start(w, &op, NULL, ranks)) {
             return STEP_FAULT;
         }
     }
@@ -127,8 +141,9 @@ static uint32_t take_box(struct warp *w) {
     return old;
 }
 
-bool async_start(struct warp *w, const struct async_op *wanted, const struct tma_box *box) {
-    const uint32_t record = take_box(w);
+/* Append one operation. Return false after a fault. */
+static bool start(struct warp *w, const struct async_op *wanted, const struct tma_box *box) {
+    const uint32_t record = box != NULL ? take_box(w) : 0;
     struct async_op *op = record == UINT32_MAX ? NULL : push(w);
     if (op == NULL) {
         return false;
@@ -138,8 +153,116 @@ bool async_start(struct warp *w, const struct async_op *wanted, const struct tma
     op->pc = w->pc;
     op->group = w->bulk_group[op->lane];
     op->copy = record;
-    w->cta->boxes[record] = *box;
+    if (box != NULL) {
+        w->cta->boxes[record] = *box;
+    }
     return w->cta->shadow == NULL || check_bulk(w, op);
+}
+
+bool async_ranks_exist(struct warp *w, uint32_t ranks, uint32_t lane) {
+    if (ranks != 0 && ranks >> w->cta->ranks == 0) {
+        return true;
+    }
+    fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
+             "multicast to the CTAs of mask 0x%x in a cluster of %u CTAs; expected some of 0x%x", ranks, w->cta->ranks,
+             (1u << w->cta->ranks) - 1);
+    return false;
+}
+
+bool async_start(struct warp *w, const struct async_op *wanted, const struct tma_box *box, uint32_t ranks) {
+    if (ranks == 0) {
+        return start(w, wanted, box);
+    }
+    const uint32_t span = w->cta->launch->span, own = span != 0 ? (wanted->shared - SHARED_BASE) / span : 0;
+    for (uint32_t rest = ranks; rest != 0; rest &= rest - 1) {
+        const uint32_t distance = (lowest_bit(rest) - own) * span; /* modulo 2^32 */
+        struct async_op op = *wanted;
+        op.shared += distance;
+        op.mbarrier += distance;
+        if (memory_shared(w, op.shared, op.is_tensor != 0 ? 0 : op.bytes, 16, op.lane, "multicast") == NULL ||
+            mbarrier_get(w, op.mbarrier, op.lane, "multicast") == NULL || !start(w, &op, box)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- words ------------------------------------------------------------------------------------------------------- */
+
+/* st.async and red.async (spare: the type; negate: 1 + the operation) to shared memory: i->more lists the registers of
+ * the elements, then the base, offset and width of the mbarrier's address. */
+enum step async_word(struct warp *w, const struct inst *i, uint32_t mask) {
+    const uint32_t *more = i->more;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest), bytes = (uint32_t)i->size * i->count;
+        struct async_op op = {.kind = ASYNC_WORD,
+                              .op = i->negate,
+                              .type = i->spare,
+                              .lane = lane,
+                              .shared = address_shared(w, i, lane),
+                              .bytes = bytes};
+        const uint64_t barrier = address_register(w, more[4], (int)more[6], lane) + more[5];
+        op.mbarrier = i->space == SPACE_GENERIC && (barrier & WINDOW_MASK) != SHARED_WINDOW ? 0 : (uint32_t)barrier;
+        for (uint32_t k = 0; k < i->count; ++k) {
+            memcpy((uint8_t *)op.value + k * i->size, (const uint8_t *)source(w, more[k]) + lane * i->size, i->size);
+        }
+        if (memory_shared(w, op.shared, bytes, bytes, lane, "asynchronous store") == NULL ||
+            mbarrier_get(w, op.mbarrier, lane, "asynchronous store") == NULL || !start(w, &op, NULL)) {
+            return STEP_FAULT;
+        }
+    }
+    return STEP_NEXT;
+}
+
+/* clusterlaunchcontrol.try_cancel: take the next cluster that has not started, if there is one, and write its first
+ * CTA to 16 bytes of shared memory. The request may fail in any case; with checks it fails at random. kind: multicast
+ * to all CTAs. */
+enum step async_cancel(struct warp *w, const struct inst *i, uint32_t mask) {
+    struct cta *cta = w->cta;
+    struct launch *launch = cta->launch;
+    const uint32_t *more = i->more;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        struct async_op op = {
+            .kind = ASYNC_WORD, .lane = lane, .shared = address_shared(w, i, lane), .bytes = sizeof op.value};
+        const uint64_t barrier = address_register(w, more[4], (int)more[6], lane) + more[5];
+        op.mbarrier = i->space == SPACE_GENERIC && (barrier & WINDOW_MASK) != SHARED_WINDOW ? 0 : (uint32_t)barrier;
+        if (memory_shared(w, op.shared, op.bytes, 16, lane, "clusterlaunchcontrol.try_cancel") == NULL ||
+            mbarrier_get(w, op.mbarrier, lane, "clusterlaunchcontrol.try_cancel") == NULL) {
+            return STEP_FAULT;
+        }
+        if (cta->is_refused) {
+            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
+                            "clusterlaunchcontrol.try_cancel after query_cancel told that an earlier one had found "
+                            "no cluster; expected none");
+        }
+        const bool denied = launch->checks != CHECKS_OFF && (cta_random(cta) & 7u) == 0;
+        const uint64_t turn = denied ? launch->clusters : atomic_fetch_add(&launch->next, 1);
+        if (turn < launch->clusters) {
+            uint32_t id[3];
+            launch_place(launch, launch_cluster_at(launch, turn), 0, id);
+            op.value[0] = id[0] | (uint64_t)id[1] << 32;
+            op.value[1] = id[2] | UINT64_C(1) << 32;
+        }
+        if (!async_start(w, &op, NULL, i->kind != 0 ? (1u << cta->ranks) - 1 : 0)) {
+            return STEP_FAULT;
+        }
+    }
+    return STEP_NEXT;
+}
+
+/* clusterlaunchcontrol.query_cancel.is_canceled. */
+enum step async_canceled(struct warp *w, const struct inst *i, uint32_t mask) {
+    const uint64_t *high = (const uint64_t *)source(w, i->a) + WARP;
+    uint32_t found = 0;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        found |= (uint32_t)(high[lowest_bit(rest)] >> 32 & 1u) << lowest_bit(rest);
+    }
+    w->cta->is_refused |= found != mask;
+    if (i->p != 0) {
+        w->predicates[i->p] = (w->predicates[i->p] & ~mask) | found;
+    }
+    return STEP_NEXT;
 }
 
 /* cp.async.bulk.commit_group */
@@ -337,10 +460,14 @@ static void move(struct cta *cta, const struct async_op *op) {
     uint8_t *shared = cta->shared + (op->shared - SHARED_BASE), *global = (uint8_t *)(uintptr_t)op->global;
     if (op->kind == ASYNC_REDUCE) {
         reduce(op, shared, global);
-    } else if (op->kind == ASYNC_LOAD) {
-        memcpy(shared, global, op->bytes);
-    } else {
+    } else if (op->kind == ASYNC_WORD && op->op != 0) {
+        atomic_find((enum atomic_op)(op->op - 1), (enum type)op->type)(shared, op->value[0], 0);
+    } else if (op->kind == ASYNC_WORD) {
+        memcpy(shared, op->value, op->bytes);
+    } else if (op->kind == ASYNC_STORE) {
         memcpy(global, shared, op->bytes);
+    } else {
+        memcpy(shared, global, op->bytes);
     }
 }
 
@@ -363,8 +490,10 @@ static bool land(struct warp *w, const struct async_op *op) {
         (op->is_tensor != 0 ? move_box : move)(w->cta, op);
     }
     switch (op->kind) {
+    case ASYNC_WORD:
+    case ASYNC_INSIDE:
     case ASYNC_LOAD: {
-        w->worker->bytes[TRAFFIC_BULK_LOAD] += op->bytes;
+        w->worker->bytes[op->kind == ASYNC_LOAD ? TRAFFIC_BULK_LOAD : TRAFFIC_ST_SHARED] += op->bytes;
         struct mbarrier *m = mbarrier_get(w, op->mbarrier, op->lane, "completion of a bulk copy");
         if (m != NULL && w->cta->shadow != NULL) {
             check_bulk_landed(w->cta, op, m);

@@ -30,6 +30,7 @@ static void write_reduction(struct warp *w, const struct inst *i, uint32_t mask,
 /* Release all splits that wait at a barrier, and reset it. */
 static void release(struct cta *cta, uint32_t number) {
     struct barrier *b = &cta->barrier[number];
+    const bool is_cluster = number == CLUSTER_BARRIER || number == CLUSTER_BARRIER + 1;
     for (uint32_t k = 0; k < cta->warps; ++k) {
         struct warp *w = &cta->warp[k];
         for (uint32_t n = 0; n < w->splits; ++n) {
@@ -41,7 +42,7 @@ static void release(struct cta *cta, uint32_t number) {
             if (cta->shadow != NULL) {
                 check_barrier_left(w, number);
             }
-            if (number >= CLUSTER_BARRIER) {
+            if (is_cluster) {
                 w->cluster[0] &= ~s->mask, w->cluster[1] &= ~s->mask;
             }
             s->wait = WAIT_NOT;
@@ -49,27 +50,36 @@ static void release(struct cta *cta, uint32_t number) {
         }
     }
     *b = (struct barrier){0};
-    cta->cluster_phase += number >= CLUSTER_BARRIER;
-    if (cta->shadow != NULL && number < CLUSTER_BARRIER) {
+    cta->cluster_phase += is_cluster;
+    if (cta->shadow != NULL && !is_cluster) {
         check_barrier_empty(cta, number);
     }
     ++cta->progress;
 }
 
-/* Return how many threads a barrier without a count waits for: those of all running warps. */
-static uint32_t everybody(const struct cta *cta) {
-    return WARP * (cta->warps - cta->exited_warps);
+/* Return how many threads a barrier without a count waits for: those of all running warps of the CTA or cluster. */
+static uint32_t everybody(const struct cta *cta, uint32_t number) {
+    if (number == CLUSTER_BARRIER || number == CLUSTER_BARRIER + 1) {
+        return WARP * (cta->warps - cta->exited_warps);
+    }
+    const uint32_t rank = number < CLUSTER_BARRIER ? 0 : 1 + (number - MORE_BARRIERS) / BARRIERS;
+    return WARP * (cta->launch->cta_warps - cta->member[rank].exited_warps);
 }
 
 /* Release barriers without a count that a warp's exit has completed. */
 void barrier_check(struct cta *cta, uint32_t number) {
     struct barrier *b = &cta->barrier[number];
-    if (b->arrived != 0 && b->expected == 0 && b->arrived >= everybody(cta)) {
+    if (b->arrived != 0 && b->expected == 0 && b->arrived >= everybody(cta, number)) {
         release(cta, number);
     }
 }
 
-/* Read and check number and count of a barrier. Return false after a fault. */
+/* Return the number of a CTA's barrier in its cluster. */
+static uint32_t of_rank(uint32_t rank, uint32_t number) {
+    return rank == 0 ? number : MORE_BARRIERS + (rank - 1) * BARRIERS + number;
+}
+
+/* Read number and count of a barrier, check them, and number it as the cluster does. Return false after a fault. */
 static bool read_barrier(struct warp *w, const struct inst *i, uint32_t mask, uint32_t *number, uint32_t *count) {
     const uint32_t lane = lowest_bit(mask);
     *number = ((const uint32_t *)source(w, i->a))[lane];
@@ -78,13 +88,14 @@ static bool read_barrier(struct warp *w, const struct inst *i, uint32_t mask, ui
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane, "barrier number %u; expected 0 to %d", *number, BARRIERS - 1);
         return false;
     }
-    if (i->count != 0 && (*count == 0 || *count % WARP != 0 || *count > WARP * w->cta->warps)) {
+    const uint32_t most = WARP * w->cta->launch->cta_warps;
+    if (i->count != 0 && (*count == 0 || *count % WARP != 0 || *count > most)) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "barrier %u has a thread count of %u; expected a multiple of %d, at most %u", *number, *count, WARP,
-                 WARP * w->cta->warps);
+                 most);
         return false;
     }
-    const struct barrier *b = &w->cta->barrier[*number];
+    const struct barrier *b = &w->cta->barrier[of_rank(w->rank, *number)];
     if (b->arrived != 0 && b->expected != *count) {
         fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
                  "barrier %u has a thread count of %u here, but %u where other threads arrived (0: all threads)",
@@ -105,6 +116,7 @@ static bool read_barrier(struct warp *w, const struct inst *i, uint32_t mask, ui
                  again, *number);
         return false;
     }
+    *number = of_rank(w->rank, *number);
     return true;
 }
 
@@ -147,10 +159,10 @@ enum step control_bar(struct warp *w, const struct inst *i, uint32_t mask) {
     b->reduced_or |= votes != 0;
     b->count += bit_count(votes);
     arrive(w, b, mask);
-    const uint32_t needed = count != 0 ? count : everybody(w->cta);
+    const uint32_t needed = count != 0 ? count : everybody(w->cta, number);
     if (b->arrived > needed) {
         return fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lowest_bit(mask), "%u threads arrived at barrier %u; expected %u",
-                        b->arrived, number, needed);
+                        b->arrived, barrier_number(number), needed);
     }
     if (b->arrived == needed) {
         write_reduction(w, i, mask, b);
@@ -165,7 +177,7 @@ enum step control_bar(struct warp *w, const struct inst *i, uint32_t mask) {
 
 /* ---- barrier.cluster -------------------------------------------------------------------------------------------- */
 
-/* The cluster is one CTA. Its phases use two barriers in turn, because threads may arrive in a phase while others have
+/* The phases of the cluster's barrier use two barriers in turn, because threads may arrive in a phase while others have
  * not yet waited for the previous one. */
 static enum step cluster_arrive(struct warp *w, const struct inst *i, uint32_t mask) {
     struct cta *cta = w->cta;
@@ -181,7 +193,9 @@ static enum step cluster_arrive(struct warp *w, const struct inst *i, uint32_t m
     if (cta->shadow != NULL && b->arrived == 0) {
         check_barrier_empty(cta, number);
     }
-    if (cta->shadow != NULL && i->q != ORDER_RELAXED && !check_barrier_arrived(w, number, true)) {
+    if (cta->shadow != NULL && i->q == ORDER_RELAXED) {
+        check_barrier_relaxed(w, number);
+    } else if (cta->shadow != NULL && !check_barrier_arrived(w, number, true)) {
         return STEP_FAULT;
     }
     w->cluster[parity] |= mask;
@@ -207,7 +221,7 @@ enum step control_cluster(struct warp *w, const struct inst *i, uint32_t mask) {
                         never);
     }
     if ((w->cluster[parity] & mask) != 0) {
-        return wait(w, mask, CLUSTER_BARRIER + parity, everybody(cta));
+        return wait(w, mask, CLUSTER_BARRIER + parity, everybody(cta, CLUSTER_BARRIER));
     }
     if (cta->shadow != NULL) {
         check_barrier_left(w, CLUSTER_BARRIER + (parity ^ 1u));

@@ -51,14 +51,14 @@ static void warp_retire(struct warp *w, uint32_t mask) {
     w->live &= ~mask;
     w->split[w->current].mask &= ~mask;
     w->active &= ~mask;
-    cta->live_threads -= bit_count(mask);
     if (w->live != 0) {
         return;
     }
     w->splits = 0;
     ++cta->exited_warps;
+    ++warp_member(w)->exited_warps;
     ++cta->progress;
-    for (uint32_t b = 0; b <= CLUSTER_BARRIER + 1; ++b) {
+    for (uint32_t b = 0; b < cta_barriers(cta); ++b) {
         barrier_check(cta, b);
     }
 }
@@ -123,14 +123,32 @@ enum step control_discard(struct warp *w, const struct inst *i, uint32_t mask) {
     return STEP_NEXT;
 }
 
-/* mapa: the rank must be 0, because the cluster has one CTA. */
-enum step control_rank(struct warp *w, const struct inst *i, uint32_t mask) {
-    const uint32_t *rank = source(w, i->a);
+/* mapa: d is the address in the shared memory of CTA b that a is in its own CTA's. getctarank (kind 1): d is the rank
+ * of the CTA in whose memory a is. size: of the address. */
+enum step control_mapa(struct warp *w, const struct inst *i, uint32_t mask) {
+    const struct launch *launch = w->cta->launch;
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
-        if (rank[lowest_bit(rest)] != 0) {
-            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(rest),
-                            "shared memory of CTA %u of the cluster; expected CTA 0, because the cluster has one CTA",
-                            rank[lowest_bit(rest)]);
+        const uint32_t lane = lowest_bit(rest), rank = i->kind == 0 ? ((const uint32_t *)source(w, i->b))[lane] : 0;
+        const uint64_t a = address_register(w, i->a, i->size == 4, lane);
+        const uint64_t at = (a & ~WINDOW_MASK) - SHARED_BASE;
+        if (rank >= launch->ranks) {
+            return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lane,
+                            "mapa to CTA %u of a cluster of %u CTAs; expected less than %u", rank, launch->ranks,
+                            launch->ranks);
+        }
+        if (i->space == SPACE_GENERIC ? address_space(a) != SPACE_SHARED : a >> 32 != 0) {
+            return fault_at(w, CUDA_ERROR_INVALID_ADDRESS_SPACE, lane,
+                            "%s of 0x%llx; expected an address in shared memory", i->kind == 0 ? "mapa" : "getctarank",
+                            (unsigned long long)a);
+        }
+        const uint32_t from =
+            launch->span != 0 && at / launch->span < launch->ranks ? (uint32_t)(at / launch->span) : 0;
+        if (i->kind != 0) {
+            ((uint32_t *)destination(w, i->d))[lane] = from;
+        } else if (i->size == 4) {
+            ((uint32_t *)destination(w, i->d))[lane] = (uint32_t)a + (rank - from) * launch->span;
+        } else {
+            ((uint64_t *)destination(w, i->d))[lane] = a + ((uint64_t)rank - from) * launch->span;
         }
     }
     return STEP_NEXT;

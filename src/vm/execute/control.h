@@ -5,6 +5,6 @@
 #include "vm/machine/cta.h"
 
 handler control_bra, control_exit, control_trap, control_barwarp, control_aligned, control_brx, control_nop,
-    control_fence, control_setp, control_set, control_clock, control_rank, control_discard;
+    control_fence, control_setp, control_set, control_clock, control_mapa, control_discard;
 
 #endif

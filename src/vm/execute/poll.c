@@ -188,12 +188,12 @@ void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t
     if (s->wait == WAIT_CONVERGE || s->wait == WAIT_ALIGNED) {
         snprintf(to, bytes, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask);
     } else if (s->wait == WAIT_POOL) {
-        snprintf(to, bytes, "%u registers: %u are in the pool of the CTA", s->detail, cta->pool);
+        snprintf(to, bytes, "%u registers: %u are in the pool of the CTA", s->detail, warp_member(w)->pool);
     } else if (s->wait == WAIT_BULK) {
         snprintf(to, bytes, "its bulk copies");
     } else if (s->wait == WAIT_BARRIER) {
-        snprintf(to, bytes, "barrier %u: %u of %u threads have arrived", s->address, cta->barrier[s->address].arrived,
-                 s->detail);
+        snprintf(to, bytes, "barrier %u: %u of %u threads have arrived", barrier_number(s->address),
+                 cta->barrier[s->address].arrived, s->detail);
     } else if (s->wait != WAIT_MBARRIER && poll_describe(w, s->mask, to, bytes) != 0) {
         return;
     } else if (slot != 0) {

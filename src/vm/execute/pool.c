@@ -22,7 +22,6 @@ static uint32_t registers_of(const struct CUfunc_st *f) {
 }
 
 void pool_start(struct cta *cta) {
-    cta->pool = 0;
     for (uint32_t k = 0; k < cta->warps; ++k) {
         cta->warp[k].maximum = registers_of(cta->launch->function);
         cta->warp[k].adjusted = cta->warp[k].adjusted_pc = 0;
@@ -32,20 +31,21 @@ void pool_start(struct cta *cta) {
 /* setmaxnreg.inc, and dec (kind 1) */
 enum step pool_set(struct warp *w, const struct inst *i, uint32_t mask) {
     struct cta *cta = w->cta;
+    struct member *m = warp_member(w);
     const uint32_t wanted = (uint32_t)i->offset, had = w->maximum;
     if (had != 0 && (i->kind == 0 ? wanted < had : wanted > had)) {
         return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(mask),
                         "setmaxnreg.%s to %u registers in a warp that has %u; expected at %s %u",
                         i->kind == 0 ? "inc" : "dec", wanted, had, i->kind == 0 ? "least" : "most", had);
     }
-    if (had != 0 && i->kind == 0 && WARP * (wanted - had) > cta->pool) {
+    if (had != 0 && i->kind == 0 && WARP * (wanted - had) > m->pool) {
         struct split *s = &w->split[w->current];
         s->wait = WAIT_POOL;
         s->detail = WARP * (wanted - had);
         return STEP_AGAIN;
     }
     if (had != 0) {
-        cta->pool += WARP * (had - wanted); /* modulo 2^32 */
+        m->pool += WARP * (had - wanted); /* modulo 2^32 */
         w->maximum = wanted;
         ++cta->progress;
     }
@@ -56,7 +56,7 @@ enum step pool_set(struct warp *w, const struct inst *i, uint32_t mask) {
 
 bool pool_end(struct cta *cta) {
     for (uint32_t k = 0; k < cta->warps; ++k) {
-        const struct warp *w = &cta->warp[k], *first = &cta->warp[k / GROUP * GROUP], *named = w->adjusted ? w : first;
+        const struct warp *w = &cta->warp[k], *first = w - w->number % GROUP, *named = w->adjusted ? w : first;
         if (w->adjusted == first->adjusted) {
             continue;
         }
@@ -64,8 +64,8 @@ bool pool_end(struct cta *cta) {
         fault_cta(cta, CUDA_ERROR_ILLEGAL_INSTRUCTION,
                   "warp %u executed setmaxnreg at %s:%u, but warp %u of its warpgroup did not execute the same "
                   "setmaxnreg; expected it in all warps from %u to %u",
-                  named->index, at->file, at->line, named == w ? first->index : w->index, first->index,
-                  first->index + GROUP - 1);
+                  named->number, at->file, at->line, named == w ? first->number : w->number, first->number,
+                  first->number + GROUP - 1);
         return false;
     }
     return true;

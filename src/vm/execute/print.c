@@ -151,15 +151,15 @@ static void convert(struct arguments *a, const struct conversion *c, struct text
 }
 
 /* Keep a text until the launch ends. */
-static void keep(struct cta *cta, const struct text *t) {
-    struct launch *launch = cta->launch;
+static void keep(const struct warp *w, const struct text *t) {
+    struct launch *launch = w->cta->launch;
     struct printed *node = malloc(sizeof *node + t->used);
     mutex_lock(&launch->lock);
     if (node == NULL || launch->printed_bytes + t->used > MOST_PRINTED) {
         launch->unprinted_bytes += t->used;
         free(node);
     } else {
-        *node = (struct printed){.next = launch->printed, .cta = cta->linear, .length = t->used};
+        *node = (struct printed){.next = launch->printed, .cta = warp_member(w)->linear, .length = t->used};
         node->order = launch->printed != NULL ? launch->printed->order + 1 : 0;
         memcpy(node->text, t->at, t->used);
         launch->printed = node;
@@ -193,7 +193,7 @@ static int print_lane(struct warp *w, uint64_t format, uint64_t values, uint32_t
     if (a.failed) {
         return -1;
     }
-    keep(w->cta, &to);
+    keep(w, &to);
     return (int)a.count;
 }
 

@@ -201,6 +201,7 @@ enum step tma_copy(struct warp *w, const struct inst *i, uint32_t mask) {
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint32_t lane = lowest_bit(rest), shared = address_shared(w, i, lane);
         struct tma_box box;
+        uint32_t ranks = 0;
         struct async_op op = {.kind = i->kind, .op = i->negate, .lane = lane, .shared = shared, .is_tensor = 1};
         if (!find_box(w, i, lane, &box) || !check_sides(w, i, &box, shared, lane)) {
             return STEP_FAULT;
@@ -208,12 +209,14 @@ enum step tma_copy(struct warp *w, const struct inst *i, uint32_t mask) {
         if (i->kind == ASYNC_LOAD) {
             op.mbarrier =
                 (uint32_t)address_register(w, more->barrier, more->is_barrier_narrow, lane) + more->barrier_offset;
-            if (mbarrier_get(w, op.mbarrier, lane, "tensor load") == NULL) {
+            ranks = more->multicast != 0 ? ((const uint32_t *)source(w, more->multicast))[lane] & 0xffffu : 0;
+            if (mbarrier_get(w, op.mbarrier, lane, "tensor load") == NULL ||
+                (more->multicast != 0 && !async_ranks_exist(w, ranks, lane))) {
                 return STEP_FAULT;
             }
         }
-        op.bytes = tma_bytes(&box);
-        if (!async_start(w, &op, &box)) {
+        op.bytes = tma_counted(&box);
+        if (!async_start(w, &op, &box, ranks)) {
             return STEP_FAULT;
         }
     }

@@ -38,6 +38,7 @@ struct tma_operands {
     uint32_t map;                          /* register with the generic address */
     uint32_t coordinates[TMA_COORDINATES]; /* registers */
     uint32_t barrier, barrier_offset;
+    uint32_t multicast; /* register with the mask of CTAs; 0: no multicast */
     uint8_t rank, is_gather, is_map_narrow, is_barrier_narrow;
 };
 

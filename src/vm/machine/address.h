@@ -11,8 +11,16 @@
 #define LANES for (uint32_t l = 0; l < WARP; ++l)
 #endif
 
-/* inst.flags: the address is in a 32-bit register; the load is .nc; each half of an element is atomic by itself. */
-enum { ADDRESS_NARROW = 1, ADDRESS_READ_ONLY = 2, ADDRESS_HALVES = 4 };
+/* inst.flags: the address is in a 32-bit register; the load is .nc; each half of an element is atomic by itself;
+ * the address may be in another CTA of the cluster (.shared::cluster);
+ * the access is asynchronous. */
+enum {
+    ADDRESS_NARROW = 1,
+    ADDRESS_READ_ONLY = 2,
+    ADDRESS_HALVES = 4,
+    ADDRESS_CLUSTER = 1 << 30,
+    ADDRESS_ASYNC = 1 << 29
+};
 
 /* Return one lane of a register that holds an address. */
 static inline uint64_t address_register(const struct warp *w, uint32_t slot, int narrow, uint32_t lane) {

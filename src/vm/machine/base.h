@@ -13,8 +13,13 @@ enum {
     SM120_SHARED = 101376, /* bytes of a CTA, static and dynamic */
     MAX_SHARED = 232448,   /* the same of Hopper, as which a device may run */
     DEFAULT_SHARED = 49152,
+    MAX_CLUSTER = 8,                               /* CTAs of a cluster */
+    MOST_SHARED = MAX_SHARED + MAX_CLUSTER * 2048, /* of a cluster, with the gaps between its CTAs */
     BARRIERS = 16,
+    /* Numbers of barriers: those of the cluster's first CTA, the two of the cluster, those of its other CTAs. */
     CLUSTER_BARRIER = BARRIERS,
+    MORE_BARRIERS = CLUSTER_BARRIER + 2,
+    ALL_BARRIERS = MORE_BARRIERS + (MAX_CLUSTER - 1) * BARRIERS,
     DISCARDED = 128 /* bytes of the line that discard takes */
 };
 

@@ -11,8 +11,8 @@
  * their scope is the CTA. */
 enum order { ORDER_WEAK, ORDER_RELAXED, ORDER_ACQUIRE, ORDER_RELEASE, ORDER_ACQ_REL };
 
-/* inst.flags of a fence. FENCE_GPU: its scope is wider than the CTA. */
-enum { FENCE_MEMORY = 1, FENCE_PROXY = 2, FENCE_PROXY_GLOBAL = 4, FENCE_GPU = 8 /* its scope */ };
+/* inst.flags of a fence. FENCE_GPU: its scope is wider than the CTA. FENCE_INITS: of mbarrier.init alone. */
+enum { FENCE_MEMORY = 1, FENCE_PROXY = 2, FENCE_PROXY_GLOBAL = 4, FENCE_GPU = 8 /* its scope */, FENCE_INITS = 16 };
 
 enum atomic_op {
     ATOMIC_ADD,
@@ -49,6 +49,14 @@ struct split {
 
 struct cta;
 struct worker;
+/* A CTA of a cluster. The struct cta is a cluster: the CTAs of a cluster run together, as parts of one. */
+struct member {
+    uint32_t id[3];
+    uint64_t linear;
+    uint32_t exited_warps, heard; /* heard: ranks whose shared memory it has accessed */
+    uint32_t pool;                /* free registers */
+};
+
 struct warp {
     const char *base[2]; /* registers, constants */
     char *registers;
@@ -58,10 +66,12 @@ struct warp {
     struct cta *cta;
     struct worker *worker;
     const struct CUfunc_st *function;
-    uint8_t *local; /* [lane][local_bytes] */
-    uint32_t index, current, splits;
-    uint32_t bulk_group[WARP];  /* committed bulk groups */
-    uint32_t async_group[WARP]; /* committed cp.async groups */
+    uint8_t *local;                  /* [lane][local_bytes] */
+    uint32_t index, current, splits; /* index: in the cluster */
+    uint32_t rank, number;           /* rank of its CTA; index in its CTA */
+    uint32_t shared_start;           /* shared address at which the memory of its CTA begins */
+    uint32_t bulk_group[WARP];       /* committed bulk groups */
+    uint32_t async_group[WARP];      /* committed cp.async groups */
     uint32_t maximum, adjusted,
         adjusted_pc;                   /* setmaxnreg: registers (0: unknown), a hash of those executed, the last */
     uint32_t cluster[2];               /* lanes that have arrived in an even or odd phase, and not waited for it */
@@ -84,7 +94,8 @@ struct barrier {
     uint8_t kind;              /* 0: bar.sync and bar.arrive; else 1 + the operation of bar.red */
 };
 
-enum async_kind { ASYNC_LOAD, ASYNC_STORE, ASYNC_REDUCE, ASYNC_COPY, ASYNC_ARRIVE };
+/* ASYNC_WORD: st.async and red.async to a CTA's shared memory. ASYNC_INSIDE: a bulk copy between CTAs of a cluster. */
+enum async_kind { ASYNC_LOAD, ASYNC_STORE, ASYNC_REDUCE, ASYNC_WORD, ASYNC_INSIDE, ASYNC_COPY, ASYNC_ARRIVE };
 struct async_op {
     uint8_t kind, op, type, is_tensor;
     uint32_t warp, lane, group, mask;
@@ -92,6 +103,8 @@ struct async_op {
     uint64_t global;
     uint32_t copy; /* ASYNC_COPY, ASYNC_ARRIVE: index into async_lanes; tensor copies: index into boxes */
     uint32_t pc;
+    uint32_t from;     /* ASYNC_INSIDE: shared address of the source */
+    uint64_t value[2]; /* ASYNC_WORD: its bytes; op: 0 for a store, else 1 + the operation */
 };
 struct async_lanes {
     uint64_t from[WARP];
@@ -103,17 +116,18 @@ struct launch;
 struct tma_box;
 struct cta {
     struct launch *launch;
-    uint32_t id[3];
-    uint64_t linear;
-    uint32_t warps, threads, exited_warps, live_threads;
-    uint8_t *shared; /* shared[address - SHARED_BASE] */
-    uint32_t shared_bytes;
+    uint64_t linear; /* number of the cluster */
+    struct member member[MAX_CLUSTER];
+    uint32_t ranks; /* CTAs */
+    uint32_t warps, exited_warps;
+    uint8_t *shared;                   /* shared[address - SHARED_BASE] */
+    uint32_t shared_bytes, cta_shared; /* of all CTAs, with the gaps between them; of each */
     struct mbarrier *mbarrier;
     uint32_t mbarriers, mbarrier_space;
     uint16_t *mbarrier_at;                /* [shared_bytes / 8]: index into mbarrier, plus 1 */
-    struct barrier barrier[BARRIERS + 2]; /* the last two: even and odd phases of the cluster's barrier */
+    struct barrier barrier[ALL_BARRIERS]; /* CLUSTER_BARRIER and the next: even and odd phases of the cluster's */
     uint32_t cluster_phase;
-    uint32_t pool; /* free registers */
+    bool is_refused; /* a thread knows that clusterlaunchcontrol found no cluster to cancel */
     struct async_op *async;
     uint32_t asyncs, async_space;
     struct async_lanes *async_lanes;
@@ -147,6 +161,21 @@ struct cta {
     struct shadow *kept_shadow;
     struct cta *following; /* next in its list */
 };
+
+/* Return how many of the barriers exist. */
+static inline uint32_t cta_barriers(const struct cta *cta) {
+    return MORE_BARRIERS + (cta->ranks - 1) * BARRIERS;
+}
+
+/* Return the number of a barrier as its CTA counts. */
+static inline uint32_t barrier_number(uint32_t number) {
+    return number < MORE_BARRIERS ? number : (number - MORE_BARRIERS) % BARRIERS;
+}
+
+/* Return the CTA of a warp. */
+static inline struct member *warp_member(const struct warp *w) {
+    return &w->cta->member[w->rank];
+}
 
 static inline const void *source(const struct warp *w, uint32_t offset) {
     return w->base[offset & 1u] + (offset & ~1u);

@@ -29,7 +29,7 @@ struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *
     struct fault_text to;
     char who[32] = "", row[32] = "";
     const struct place *at = &w->function->places[w->pc];
-    const struct cta *cta = w->cta;
+    const uint32_t *id = warp_member(w)->id;
     if (lane < WARP) {
         snprintf(who, sizeof who, ", lane %u", lane);
     }
@@ -37,7 +37,7 @@ struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *
         snprintf(row, sizeof row, " (PTX line %u)", at->row);
     }
     snprintf(to.text, sizeof to.text, "%s at %s:%u%s: %s (CTA %u,%u,%u, warp %u%s)", w->function->name, at->file,
-             at->line, row, message, cta->id[0], cta->id[1], cta->id[2], w->index, who);
+             at->line, row, message, id[0], id[1], id[2], w->number, who);
     return to;
 }
 
@@ -60,8 +60,9 @@ void fault_cta(struct cta *cta, CUresult code, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    snprintf(text, sizeof text, "%s, CTA %u,%u,%u: %s", cta->launch->function->name, cta->id[0], cta->id[1], cta->id[2],
-             message);
+    snprintf(text, sizeof text, "%s, %s %u,%u,%u: %s", cta->launch->function->name,
+             cta->ranks == 1 ? "CTA" : "the cluster of CTA", cta->member[0].id[0], cta->member[0].id[1],
+             cta->member[0].id[2], message);
     fault_record(cta->launch, code, text);
 }
 

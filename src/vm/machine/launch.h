@@ -54,12 +54,17 @@ struct trace;
 struct launch {
     const struct CUfunc_st *function;
     struct device *device;
-    uint32_t grid[3], block[3], threads, warps;
-    uint32_t shared_bytes, dynamic_bytes; /* static + dynamic */
+    uint32_t grid[3], block[3], threads; /* threads of a CTA */
+    uint32_t cluster[3], ranks;          /* CTAs of a cluster */
+    uint32_t warps, cta_warps;           /* of a cluster, of a CTA */
+    uint32_t shared_bytes;               /* of a cluster: its CTAs' shared memory, one `span` after the other */
+    uint32_t cta_shared, dynamic_bytes;  /* of a CTA: static + dynamic, dynamic */
+    uint32_t span;
+    char *constants; /* of each CTA of a cluster, where addresses of shared memory differ; NULL: the function's */
     uint8_t *parameters;
     uint64_t workspace; /* address of the CTA counter of cooperative groups; 0: not a cooperative launch */
-    /* stride: between consecutive CTAs in the order that the seed gives */
-    uint64_t ctas, seed, stride, instruction_limit;
+    /* stride: between consecutive clusters in the order that the seed gives */
+    uint64_t clusters, seed, stride, instruction_limit;
     uint32_t multiprocessors;
     uint64_t patience; /* milliseconds to wait for the host when every CTA waits */
     atomic_uint_fast64_t next, executed;
@@ -82,5 +87,24 @@ struct launch {
     struct schedule *schedule; /* schedule.c */
     struct world *world;       /* check_global.h: at level full, else NULL */
 };
+
+/* Return the cluster of a turn: in order for seed 0, else in strides from a random start. */
+static inline uint64_t launch_cluster_at(const struct launch *launch, uint64_t turn) {
+    if (launch->seed == 0) {
+        return turn;
+    }
+    const uint64_t first = launch->seed * 0x9e3779b97f4a7c15u % launch->clusters;
+    return (turn * launch->stride + first) % launch->clusters;
+}
+
+/* Write the position in the grid of a CTA: of this rank, in the cluster of this number. */
+static inline void launch_place(const struct launch *launch, uint64_t cluster, uint32_t rank, uint32_t id[3]) {
+    for (int k = 0; k < 3; ++k) {
+        const uint32_t clusters = launch->grid[k] / launch->cluster[k];
+        id[k] = (uint32_t)(cluster % clusters) * launch->cluster[k] + rank % launch->cluster[k];
+        cluster /= clusters;
+        rank /= launch->cluster[k];
+    }
+}
 
 #endif

@@ -400,16 +400,49 @@ void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t a
     return (void *)(uintptr_t)address;
 }
 
+/* Report an access to the shared memory of another CTA of the cluster. Return false after a fault. */
+static bool may_reach(struct warp *w, uint32_t rank, uint64_t address, uint32_t lane, const char *what) {
+    struct cta *cta = w->cta;
+    const struct inst *i = &w->function->code[w->pc];
+    const struct member *to = &cta->member[rank];
+    if (i->space != SPACE_GENERIC && (i->flags & ADDRESS_CLUSTER) == 0) {
+        fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
+                 "%s at shared address 0x%llx, in the memory of CTA %u of the cluster; expected .shared::cluster", what,
+                 (unsigned long long)address, rank);
+        return false;
+    }
+    if (cta->cluster_phase == 0 && (warp_member(w)->heard >> rank & 1u) == 0) {
+        fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
+                 "%s at shared address 0x%llx of CTA %u of the cluster, which may not have started; expected "
+                 "barrier.cluster.arrive and barrier.cluster.wait first",
+                 what, (unsigned long long)address, rank);
+        return false;
+    }
+    if (to->exited_warps == cta->launch->cta_warps) {
+        fault_at(w, CUDA_ERROR_LAUNCH_FAILED, lane,
+                 "%s at shared address 0x%llx of CTA %u of the cluster, which has ended; expected barrier.cluster "
+                 "before its end",
+                 what, (unsigned long long)address, rank);
+        return false;
+    }
+    cta->member[rank].heard |= 1u << w->rank;
+    return true;
+}
+
 /* Return the host pointer of shared memory; NULL after a fault. */
 void *memory_shared(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what) {
-    const uint64_t size = w->cta->shared_bytes;
+    const uint64_t size = w->cta->cta_shared, span = w->cta->launch->span, offset = address - SHARED_BASE;
+    const uint64_t rank = w->cta->ranks != 1 ? offset / span : 0, within = offset - rank * span;
     if (misaligned(w, address, align, lane, what, "shared")) {
         return NULL;
     }
-    if (address < SHARED_BASE || address - SHARED_BASE > size || bytes > size - (address - SHARED_BASE)) {
+    if (address < SHARED_BASE || rank >= w->cta->ranks || within > size || bytes > size - within) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at shared address 0x%llx; this CTA has %u to %llu", what, bytes,
-                 (unsigned long long)address, SHARED_BASE, (unsigned long long)(SHARED_BASE + size));
+                 (unsigned long long)address, w->shared_start, (unsigned long long)(w->shared_start + size));
+        return NULL;
+    }
+    if (UNLIKELY(rank != w->rank) && !may_reach(w, (uint32_t)rank, address, lane, what)) {
         return NULL;
     }
     return w->cta->shared + (address - SHARED_BASE);

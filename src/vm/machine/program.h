@@ -124,6 +124,20 @@ enum special {
     SPECIAL_GRID_WORKSPACE_LOW,
     SPECIAL_ZERO,
     SPECIAL_ONE,
+    SPECIAL_CLUSTERID_X,
+    SPECIAL_CLUSTERID_Y,
+    SPECIAL_CLUSTERID_Z,
+    SPECIAL_NCLUSTERID_X,
+    SPECIAL_NCLUSTERID_Y,
+    SPECIAL_NCLUSTERID_Z,
+    SPECIAL_CLUSTER_CTAID_X,
+    SPECIAL_CLUSTER_CTAID_Y,
+    SPECIAL_CLUSTER_CTAID_Z,
+    SPECIAL_CLUSTER_NCTAID_X,
+    SPECIAL_CLUSTER_NCTAID_Y,
+    SPECIAL_CLUSTER_NCTAID_Z,
+    SPECIAL_CLUSTER_CTARANK,
+    SPECIAL_CLUSTER_NCTARANK,
     SPECIAL_CLOCK,
     SPECIAL_CLOCK_HI,
     SPECIAL_CLOCK64,
@@ -179,6 +193,8 @@ struct CUfunc_st {
     uint32_t register_bytes, predicates;
     char *constants;
     uint32_t constant_bytes;
+    uint32_t *shared_constants; /* offsets of those that are addresses of shared memory; bit 0: of 64 bits */
+    uint32_t shared_constant_count;
     struct special_use *specials;
     uint32_t special_count;
     uint32_t static_shared, local_bytes, dynamic_align;
@@ -186,6 +202,7 @@ struct CUfunc_st {
     struct routine **routines;        /* by number of the function; NULL if it is not part of the kernel */
     uint32_t routine_count;
     uint32_t required[3], maximum[3];  /* .reqntid and .maxntid; 0: not given */
+    uint32_t cluster[3];               /* .reqnctapercluster; 0: not given */
     uint32_t register_limit, resident; /* .maxnreg and .minnctapersm; 0: not given */
     int dynamic_limit;                 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
     bool is_entry;

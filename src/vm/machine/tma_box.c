@@ -132,6 +132,10 @@ static uint32_t packed_bytes(uint32_t type) {
     return tensor_map_unpacks(type) ? 2 * tensor_map_bits(type) : 16;
 }
 
+uint32_t tma_counted(const struct tma_box *box) {
+    return tma_bytes(box) / 16 * packed_bytes(box->map.type);
+}
+
 bool tma_part(const struct tma_box *box, const struct async_op *op, uint32_t k, struct async_op *part) {
     static const enum type types[] = {[1] = T_U8, [2] = T_U16, [4] = T_U32, [8] = T_U64};
     const struct tensor_map *map = &box->map;

@@ -28,6 +28,8 @@ struct tma_row {
 
 /* Return how many bytes of shared memory a box takes. */
 uint32_t tma_bytes(const struct tma_box *box);
+/* Return how many bytes of a box complete_tx counts: those of global memory. */
+uint32_t tma_counted(const struct tma_box *box);
 uint32_t tma_rows(const struct tma_box *box);
 struct tma_row tma_row(const struct tma_box *box, uint32_t index);
 /* Return the length of the piece of shared memory that begins `done` bytes into the box at `base`, and store its

@@ -153,11 +153,11 @@ static enum step show(const struct trace *t, const struct event *e, bool is_asyn
 /* Return whether the caller watches this warp at this pc. */
 static bool is_wanted(const struct trace *t, const struct warp *w, uint32_t pc) {
     const sm120_watch *watch = &t->watch;
-    if (t->wanted[pc] == 0 || (watch->warp >= 0 && (uint32_t)watch->warp != w->index)) {
+    if (t->wanted[pc] == 0 || (watch->warp >= 0 && (uint32_t)watch->warp != w->number)) {
         return false;
     }
     for (int k = 0; k < 3; ++k) {
-        if (watch->cta[k] >= 0 && (uint32_t)watch->cta[k] != w->cta->id[k]) {
+        if (watch->cta[k] >= 0 && (uint32_t)watch->cta[k] != warp_member(w)->id[k]) {
             return false;
         }
     }
@@ -358,8 +358,8 @@ CUresult trace_query(const sm120_step *step, sm120_step_info *info) {
     const struct routine *routine = routine_of(f, e->pc, &begin, &end);
     const uint32_t pc = shown_at(f, e->pc);
     const char *guard = f->places[pc].guard;
-    info->warp = e->warp->index;
-    memcpy(info->cta, e->warp->cta->id, sizeof info->cta);
+    info->warp = e->warp->number;
+    memcpy(info->cta, warp_member(e->warp)->id, sizeof info->cta);
     info->active = e->active;
     info->mask = e->mask;
     info->index = number_of(f, pc);
@@ -449,7 +449,7 @@ CUresult trace_variable(const sm120_step *step, int index, sm120_variable_info *
 static void fill_lanes(const struct event *e, const struct warp *w, const struct split *s, sm120_lanes_info *info) {
     const bool runs = w == e->warp && s == &w->split[w->current];
     const uint32_t pc = runs ? e->pc : s != NULL ? s->pc : w->pc;
-    info->warp = w->index;
+    info->warp = w->number;
     info->lanes = s != NULL ? s->mask : 0;
     info->is_step = runs;
     info->waits_for[0] = 0;
@@ -470,7 +470,7 @@ CUresult trace_lanes(const sm120_step *step, int index, sm120_lanes_info *info) 
     const struct cta *cta = e->warp->cta;
     for (uint32_t k = 0; k < cta->warps; ++k) {
         const struct warp *w = &cta->warp[k];
-        const uint32_t groups = w->splits != 0 ? w->splits : 1;
+        const uint32_t groups = w->rank != e->warp->rank ? 0 : w->splits != 0 ? w->splits : 1;
         if ((uint32_t)index < groups) {
             fill_lanes(e, w, w->splits != 0 ? &w->split[index] : NULL, info);
             return CUDA_SUCCESS;

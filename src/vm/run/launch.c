@@ -182,7 +182,7 @@ static void run_shared(struct launch *launch) {
     const unsigned threads = launch_threads();
     /* At level full, and if the launch is watched, the seed determines the order of CTAs, and so of atomics in
      * global memory. */
-    const bool alone = threads < 2 || launch->ctas < 2 || launch->checks == CHECKS_FULL || launch->trace != NULL;
+    const bool alone = threads < 2 || launch->clusters < 2 || launch->checks == CHECKS_FULL || launch->trace != NULL;
     if (!alone) {
         mutex_lock(&pool.lock);
         start_helpers(threads - 1);
@@ -231,6 +231,29 @@ static CUresult check_grid(const struct CUfunc_st *f, const uint32_t grid[3], co
     if (most != 0 && threads > most) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "%s: %llu threads, but the kernel declares at most %llu", f->name,
                          (unsigned long long)threads, (unsigned long long)most);
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Check that the clusters of a kernel divide its grid, and that one fits the virtual device. */
+static CUresult check_cluster(const struct launch *launch) {
+    const char *const name = launch->function->name;
+    const uint32_t *const c = launch->cluster, *const g = launch->grid;
+    if (g[0] % c[0] != 0 || g[1] % c[1] != 0 || g[2] % c[2] != 0) {
+        return fault_set(CUDA_ERROR_INVALID_VALUE,
+                         "%s: grid (%u, %u, %u) with clusters of (%u, %u, %u) CTAs; expected multiples of them", name,
+                         g[0], g[1], g[2], c[0], c[1], c[2]);
+    }
+    if (launch->warps > MAX_WARPS) {
+        return fault_set(CUDA_ERROR_NOT_SUPPORTED,
+                         "%s: %u CTAs of %u warps in a cluster; the virtual device runs at most %d warps of a cluster",
+                         name, launch->ranks, launch->cta_warps, (int)MAX_WARPS);
+    }
+    if (launch->shared_bytes > MOST_SHARED) {
+        return fault_set(CUDA_ERROR_NOT_SUPPORTED,
+                         "%s: %u CTAs of %u bytes of shared memory in a cluster; the virtual device holds %d bytes of "
+                         "a cluster",
+                         name, launch->ranks, launch->cta_shared, (int)MAX_SHARED);
     }
     return CUDA_SUCCESS;
 }
@@ -289,12 +312,52 @@ uint32_t launch_shared(const struct CUfunc_st *f, uint32_t dynamic) {
 
 /* Check that the chip holds the whole grid at once. */
 static CUresult check_together(const struct launch *launch) {
-    const uint64_t most = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * launch->multiprocessors;
-    if (launch->ctas <= most) {
+    const uint64_t most = launch_resident(launch), ctas = launch->clusters * launch->ranks;
+    if (ctas <= most) {
         return CUDA_SUCCESS;
     }
     return fault_set(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "%s: %llu CTAs; expected at most %llu",
-                     launch->function->name, (unsigned long long)launch->ctas, (unsigned long long)most);
+                     launch->function->name, (unsigned long long)ctas, (unsigned long long)most);
+}
+
+/* Copy the constants for each CTA of a cluster, where addresses of shared memory differ. Return false when out of
+ * memory. */
+static bool copy_constants(struct launch *launch) {
+    const struct CUfunc_st *f = launch->function;
+    if (launch->ranks == 1) {
+        return true;
+    }
+    launch->constants = malloc((size_t)launch->ranks * f->constant_bytes + 64);
+    for (uint32_t r = 0; launch->constants != NULL && r < launch->ranks; ++r) {
+        char *const to = launch->constants + (size_t)r * f->constant_bytes;
+        memcpy(to, f->constants, f->constant_bytes);
+        for (uint32_t k = 0; k < f->shared_constant_count; ++k) {
+            const uint32_t slot = f->shared_constants[k] & ~1u, is_wide = f->shared_constants[k] & 1u;
+            for (uint32_t lane = 0; lane < WARP; ++lane) {
+                if (is_wide != 0) {
+                    *(uint64_t *)(void *)(to + slot + 8 * lane) += (uint64_t)r * launch->span;
+                } else {
+                    *(uint32_t *)(void *)(to + slot + 4 * lane) += r * launch->span;
+                }
+            }
+        }
+    }
+    return launch->constants != NULL;
+}
+
+/* Divide a launch into clusters. Each has its CTAs' shared memory in a row, with gaps in which nothing may be. */
+static void divide(struct launch *launch, const struct CUfunc_st *f) {
+    enum { PATTERN = 1024 /* bytes after which the swizzles of tensor copies repeat */ };
+    launch->clusters = launch->ranks = 1;
+    for (int k = 0; k < 3; ++k) {
+        launch->cluster[k] = f->cluster[k] != 0 ? f->cluster[k] : 1;
+        launch->ranks *= launch->cluster[k];
+        launch->clusters *= launch->grid[k] / launch->cluster[k];
+    }
+    launch->cta_warps = (launch->threads + WARP - 1) / WARP;
+    launch->warps = launch->ranks * launch->cta_warps;
+    launch->span = launch->ranks == 1 ? 0 : (launch->cta_shared + PATTERN - 1) / PATTERN * PATTERN + PATTERN;
+    launch->shared_bytes = (launch->ranks - 1) * launch->span + launch->cta_shared;
 }
 
 /* Create the parts of a launch. On failure nothing is left allocated. */
@@ -344,14 +407,17 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
                             .grid = {grid[0], grid[1], grid[2]},
                             .block = {block[0], block[1], block[2]},
                             .threads = block[0] * block[1] * block[2],
-                            .shared_bytes = launch_shared(f, dynamic),
+                            .cta_shared = launch_shared(f, dynamic),
                             .dynamic_bytes = dynamic,
-                            .ctas = (uint64_t)grid[0] * grid[1] * grid[2],
                             .multiprocessors = options_multiprocessors(),
                             .checks = checks,
                             .seed = seed,
                             .instruction_limit = limit,
                             .patience = patience};
+    divide(&launch, f);
+    if ((r = check_cluster(&launch)) != CUDA_SUCCESS) {
+        return r;
+    }
     if (is_cooperative && (r = check_together(&launch)) != CUDA_SUCCESS) {
         return r;
     }
@@ -370,10 +436,11 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
         memcpy(launch.parameters + f->parameters[k].offset, arguments[k], f->parameters[k].bytes);
     }
     launch.interrupts = atomic_load(&device->interrupts);
-    launch.warps = (launch.threads + WARP - 1) / WARP;
-    launch.stride = choose_stride(launch.seed, launch.ctas);
-    r = open_parts(&launch, is_cooperative);
+    launch.stride = choose_stride(launch.seed, launch.clusters);
+    r = copy_constants(&launch) ? open_parts(&launch, is_cooperative)
+                                : fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
     if (r != CUDA_SUCCESS) {
+        free(launch.constants);
         free(launch.parameters);
         return r;
     }
@@ -391,6 +458,7 @@ CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t g
     mutex_destroy(&launch.lock);
     close_parts(&launch);
     print_flush(&launch);
+    free(launch.constants);
     free(launch.parameters);
     return launch.result != CUDA_SUCCESS ? fault_set(launch.result, "%s", launch.fault) : CUDA_SUCCESS;
 }

@@ -44,5 +44,7 @@ void launch_unlock(bool is_child);
 /* Return how many CTAs a multiprocessor holds, limited by threads, shared memory and their number. Registers are not
  * counted. */
 unsigned launch_occupancy(unsigned threads, size_t shared);
+/* Return how many CTAs of a launch the chip holds at once. */
+uint64_t launch_resident(const struct launch *launch);
 
 #endif

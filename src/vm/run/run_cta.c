@@ -20,23 +20,30 @@ enum { QUANTUM = 1024, SHORT = 32, HOPELESS = 64, FRUITLESS = 20000, FUTILE = 3,
 
 /* Return a hardware register that is the same in all lanes of a warp. */
 static uint32_t warp_register(const struct warp *w, uint32_t special) {
-    const struct cta *cta = w->cta;
-    const struct launch *launch = cta->launch;
+    const struct launch *launch = w->cta->launch;
+    const struct member *m = warp_member(w);
     if (special >= SPECIAL_NTID_X && special <= SPECIAL_NTID_Z) {
         return launch->block[special - SPECIAL_NTID_X];
     }
     if (special >= SPECIAL_CTAID_X && special <= SPECIAL_CTAID_Z) {
-        return cta->id[special - SPECIAL_CTAID_X];
+        return m->id[special - SPECIAL_CTAID_X];
     }
     if (special >= SPECIAL_NCTAID_X && special <= SPECIAL_NCTAID_Z) {
         return launch->grid[special - SPECIAL_NCTAID_X];
     }
-    const uint32_t others[][2] = {{SPECIAL_WARPID, w->index},
+    if (special >= SPECIAL_CLUSTERID_X && special <= SPECIAL_CLUSTER_NCTAID_Z) {
+        const uint32_t k = (special - SPECIAL_CLUSTERID_X) % 3, size = launch->cluster[k];
+        const uint32_t values[] = {m->id[k] / size, launch->grid[k] / size, m->id[k] % size, size};
+        return values[(special - SPECIAL_CLUSTERID_X) / 3];
+    }
+    const uint32_t others[][2] = {{SPECIAL_WARPID, w->number},
                                   {SPECIAL_NWARPID, MAX_WARPS},
-                                  {SPECIAL_SMID, (uint32_t)(cta->linear % launch->multiprocessors)},
+                                  {SPECIAL_SMID, (uint32_t)(m->linear % launch->multiprocessors)},
                                   {SPECIAL_NSMID, launch->multiprocessors},
                                   {SPECIAL_DYNAMIC_SMEM_SIZE, launch->dynamic_bytes},
-                                  {SPECIAL_TOTAL_SMEM_SIZE, launch->shared_bytes},
+                                  {SPECIAL_TOTAL_SMEM_SIZE, launch->cta_shared},
+                                  {SPECIAL_CLUSTER_CTARANK, w->rank},
+                                  {SPECIAL_CLUSTER_NCTARANK, launch->ranks},
                                   {SPECIAL_GRID_WORKSPACE_HIGH, (uint32_t)(launch->workspace >> 32)},
                                   {SPECIAL_GRID_WORKSPACE_LOW, (uint32_t)launch->workspace},
                                   {SPECIAL_ONE, 1}};
@@ -50,7 +57,7 @@ static uint32_t warp_register(const struct warp *w, uint32_t special) {
 
 /* Return a hardware register of one lane. */
 static uint32_t lane_register(const struct warp *w, uint32_t special, uint32_t lane) {
-    const uint32_t *block = w->cta->launch->block, thread = WARP * w->index + lane, bit = 1u << lane;
+    const uint32_t *block = w->cta->launch->block, thread = WARP * w->number + lane, bit = 1u << lane;
     const uint32_t x = block[0], y = block[1];
     if (special <= SPECIAL_TID_Z) {
         return special == SPECIAL_TID_X ? thread % x : special == SPECIAL_TID_Y ? thread / x % y : thread / x / y;
@@ -86,15 +93,20 @@ bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
     const struct CUfunc_st *f = launch->function;
     cta->launch = launch;
     cta->linear = linear;
-    cta->id[0] = (uint32_t)(linear % launch->grid[0]);
-    cta->id[1] = (uint32_t)(linear / launch->grid[0] % launch->grid[1]);
-    cta->id[2] = (uint32_t)(linear / launch->grid[0] / launch->grid[1]);
+    cta->ranks = launch->ranks;
     cta->warps = launch->warps;
-    cta->live_threads = cta->threads = launch->threads;
     cta->exited_warps = 0;
     cta->shared_bytes = launch->shared_bytes;
+    cta->cta_shared = launch->cta_shared;
+    for (uint32_t r = 0; r < cta->ranks; ++r) {
+        struct member *m = &cta->member[r];
+        *m = (struct member){.heard = 1u << r};
+        launch_place(launch, linear, r, m->id);
+        m->linear = m->id[0] + launch->grid[0] * (m->id[1] + (uint64_t)launch->grid[1] * m->id[2]);
+    }
     cta->mbarriers = 0;
     cta->cluster_phase = 0;
+    cta->is_refused = false;
     cta->progress = 0;
     cta->executed = 0;
     cta->left = launch->warps;
@@ -102,7 +114,7 @@ bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
     cta->in_vain = false;
     cta->state_news = UINT64_MAX;
     cta->random = launch->seed * 0x9e3779b97f4a7c15u + linear;
-    memset(cta->barrier, 0, sizeof cta->barrier);
+    memset(cta->barrier, 0, cta_barriers(cta) * sizeof *cta->barrier);
     memset(cta->mbarrier_at, 0, (cta->shared_bytes / 8 + 1) * sizeof *cta->mbarrier_at);
     cta->watches_lanes = launch->checks == CHECKS_FULL;
     cta->shadow = launch->checks == CHECKS_OFF ? NULL : cta->kept_shadow;
@@ -117,12 +129,15 @@ bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
     }
     for (uint32_t k = 0; k < cta->warps; ++k) {
         struct warp *w = &cta->warp[k];
-        const uint32_t threads = launch->threads - WARP * k;
         w->cta = cta;
         w->function = f;
         w->index = k;
+        w->rank = k / launch->cta_warps;
+        w->number = k % launch->cta_warps;
+        w->shared_start = SHARED_BASE + w->rank * launch->span;
         w->base[0] = w->registers;
-        w->base[1] = f->constants;
+        w->base[1] = launch->constants == NULL ? f->constants : launch->constants + (size_t)w->rank * f->constant_bytes;
+        const uint32_t threads = launch->threads - WARP * w->number;
         w->live = threads >= WARP ? FULL : (1u << threads) - 1;
         w->splits = 1;
         w->current = 0;
@@ -145,7 +160,7 @@ static int describe(const struct warp *w, const struct split *s, char *to, size_
     const struct place *at = &w->function->places[s->pc];
     char what[160];
     cta_wait_text(w, s, what, sizeof what);
-    return snprintf(to, bytes, "\n  warp %u, lanes 0x%08x, %s:%u: waits for %s", w->index, s->mask, at->file, at->line,
+    return snprintf(to, bytes, "\n  warp %u, lanes 0x%08x, %s:%u: waits for %s", w->number, s->mask, at->file, at->line,
                     what);
 }
 

@@ -20,7 +20,7 @@ static bool ready(const struct warp *w, const struct split *s) {
     case WAIT_ALIGNED:
         return (s->detail & w->live & ~s->mask) == 0;
     case WAIT_POOL:
-        return w->cta->pool >= s->detail;
+        return warp_member(w)->pool >= s->detail;
     case WAIT_BULK:
         return async_bulk_done(w, s->mask, s->detail);
     default:

@@ -52,6 +52,10 @@ unsigned launch_occupancy(unsigned threads, size_t shared) {
     return fit < MOST_CTAS ? fit : MOST_CTAS;
 }
 
+uint64_t launch_resident(const struct launch *launch) {
+    return (uint64_t)launch_occupancy(launch->threads, launch->cta_shared) * launch->multiprocessors;
+}
+
 /* ---- buffers of CTAs ----------------------------------------------------------------------------------------- */
 
 void room_free(struct cta *room) {
@@ -130,7 +134,7 @@ static bool prepare(struct cta *room, const struct launch *launch) {
         room->warp = calloc(MAX_WARPS, sizeof *room->warp);
     }
     if (room->mbarrier_at == NULL) {
-        room->mbarrier_at = calloc(MAX_SHARED / 8 + 1024, sizeof *room->mbarrier_at);
+        room->mbarrier_at = calloc(MOST_SHARED / 8 + 1024, sizeof *room->mbarrier_at);
     }
     if (room->warp == NULL || room->mbarrier_at == NULL || !lay_out(room, launch)) {
         return false;
@@ -311,7 +315,7 @@ static void report_deadlock(struct launch *launch) {
     char text[3000];
     size_t n = 0;
     const uint64_t started = atomic_load(&launch->next);
-    if (started < launch->ctas) {
+    if (started < launch->clusters) {
         n = (size_t)snprintf(
             text, sizeof text,
             "deadlock: %u CTAs are resident, as many as %u multiprocessors hold, and wait for CTAs that "
@@ -322,7 +326,8 @@ static void report_deadlock(struct launch *launch) {
                              atomic_load(&s->waits));
     }
     for (const struct cta *cta = s->waiting; cta != NULL && n + 400 < sizeof text; cta = cta->following) {
-        n += (size_t)snprintf(text + n, sizeof text - n, "\n CTA %u,%u,%u:", cta->id[0], cta->id[1], cta->id[2]);
+        n += (size_t)snprintf(text + n, sizeof text - n, "\n CTA %u,%u,%u:", cta->member[0].id[0], cta->member[0].id[1],
+                              cta->member[0].id[2]);
         n += cta_describe(cta, text + n, sizeof text - n);
     }
     fault_cta(s->waiting, CUDA_ERROR_LAUNCH_TIMEOUT, "%s", text);
@@ -372,25 +377,16 @@ static void settle(struct worker *worker, struct launch *launch, struct cta *cta
 
 /* ---- several threads ----------------------------------------------------------------------------------------- */
 
-/* Return the CTA of a turn: in order for seed 0, else in strides from a random start. */
-static uint64_t cta_at(const struct launch *launch, uint64_t turn) {
-    if (launch->seed == 0) {
-        return turn;
-    }
-    const uint64_t first = launch->seed * 0x9e3779b97f4a7c15u % launch->ctas;
-    return (turn * launch->stride + first) % launch->ctas;
-}
-
 /* Start the CTA of a turn. Return NULL if all have been started, or when out of memory. */
 static struct cta *start(struct worker *worker, struct launch *launch, uint64_t turn) {
-    if (turn >= launch->ctas) {
+    if (turn >= launch->clusters) {
         return NULL;
     }
     struct cta *cta = take_room(worker, launch);
     if (cta == NULL) {
         return NULL;
     }
-    if (!cta_start(cta, worker, cta_at(launch, turn))) {
+    if (!cta_start(cta, worker, launch_cluster_at(launch, turn))) {
         leave_room(worker, launch, cta);
         return NULL;
     }
@@ -408,7 +404,7 @@ static struct cta *take_among_waiting(struct worker *worker, struct launch *laun
     uint64_t turn = UINT64_MAX;
     mutex_lock(&s->lock);
     const uint64_t resident = atomic_load(&s->waits) + atomic_load(&s->running);
-    const bool may_start = atomic_load(&launch->next) < launch->ctas && resident < s->residency;
+    const bool may_start = atomic_load(&launch->next) < launch->clusters && resident < s->residency;
     struct cta *cta = may_start && s->odd++ % 2 != 0 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
     if (cta == NULL && may_start) {
         turn = atomic_fetch_add(&launch->next, 1);
@@ -429,7 +425,7 @@ static struct cta *take_among_waiting(struct worker *worker, struct launch *laun
 /* Return whether waiting CTAs need a thread. */
 bool schedule_has_work(struct launch *launch) {
     return !atomic_load(&launch->stop) &&
-           (atomic_load(&launch->next) < launch->ctas || atomic_load(&launch->schedule->waits));
+           (atomic_load(&launch->next) < launch->clusters || atomic_load(&launch->schedule->waits));
 }
 
 /* Return a CTA for this thread, or NULL when no work is left for it. */
@@ -469,7 +465,7 @@ static uint32_t fill(struct worker *worker, struct launch *launch, struct cta **
     struct schedule *s = launch->schedule;
     while (count < ACTIVE) {
         const bool may_start =
-            atomic_load(&launch->next) < launch->ctas && atomic_load(&s->waits) + count < s->residency;
+            atomic_load(&launch->next) < launch->clusters && atomic_load(&s->waits) + count < s->residency;
         struct cta *cta = may_start && s->odd++ % 2 != 0 ? NULL : take_answered(s, may_start ? GLANCE : UINT32_MAX);
         if (cta == NULL && may_start) {
             cta = start(worker, launch, atomic_fetch_add(&launch->next, 1));
@@ -535,7 +531,8 @@ bool schedule_open(struct launch *launch) {
     mutex_init(&s->lock);
     s->last = &s->waiting;
     s->looked_at = UINT64_MAX;
-    s->residency = (uint64_t)launch_occupancy(launch->threads, launch->shared_bytes) * launch->multiprocessors;
+    s->residency = launch_resident(launch) / launch->ranks;
+    s->residency = s->residency != 0 ? s->residency : 1;
     s->random = launch->seed ^ 0xd1b54a32d192ed03u;
     launch->schedule = s;
     if (launch->checks != CHECKS_FULL || (launch->world = world_open(launch)) != NULL) {

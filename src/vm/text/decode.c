@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "vm/execute/lanes.h"
+#include "vm/machine/address.h"
 #include "vm/machine/base.h"
 #include "vm/machine/counters.h"
 #include "vm/machine/program.h"
@@ -89,6 +90,7 @@ static const struct {
     {"griddepcontrol", decode_griddepcontrol},
     {"pmevent", decode_pmevent},
     {"mapa", decode_mapa},
+    {"clusterlaunchcontrol", decode_clusterlaunchcontrol},
     {"getctarank", decode_getctarank},
 };
 
@@ -182,7 +184,7 @@ static bool constant_source(struct parser *p, const struct operand *o, enum type
             *slot = i->d = register_take(p, T_B64);
             return true;
         }
-        *slot = constant_slot(p, s->address + (uint64_t)o->offset, wide, s->is_dynamic ? s : NULL);
+        *slot = constant_slot(p, s->address + (uint64_t)o->offset, wide, s->space == SPACE_SHARED ? s : NULL);
         return true;
     }
     return false;
@@ -320,6 +322,7 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
     }
     i->offset = o->offset;
     i->space = (uint8_t)space;
+    i->flags |= space == SPACE_SHARED && has(p, "shared::cluster") ? ADDRESS_CLUSTER : 0;
     if (o->count == 0) {
         if (space != SPACE_LOCAL) {
             error_at(p, &o->token, "'%s' needs a register or a variable here: only .local takes a constant address",
@@ -346,7 +349,7 @@ void need_address(struct parser *p, const struct operand *o, enum space space, s
             i->offset += (int64_t)s->address;
             i->space = SPACE_LOCAL;
         } else {
-            i->a = constant_slot(p, s->address, true, s->is_dynamic ? s : NULL);
+            i->a = constant_slot(p, s->address, true, s->space == SPACE_SHARED ? s : NULL);
         }
         use_variable(p, s, i->a, (uint64_t)(i->offset - o->offset));
     } else if (strchr("ib", type_class(base->type)) == NULL || type_bytes(base->type) < 4 ||
@@ -534,7 +537,6 @@ static const struct {
     {"sured", "surfaces are not supported"},
     {"suq", "surfaces are not supported"},
     {"istypep", "textures and surfaces are not supported"},
-    {"clusterlaunchcontrol", "clusters of more than one CTA are not supported"},
     {"multimem", "multicast memory is not supported"},
     {"alloca", "dynamic stack allocation is not supported"},
     {"stacksave", "dynamic stack allocation is not supported"},
@@ -571,7 +573,7 @@ static bool is_word(const char *name, size_t length, const char *word) {
 }
 
 /* Return whether ptxas takes braces around operand k: around bf16 values, in mov.b*, around scales and metadata of mma
- * and the count of mbarrier.arrive. */
+ * the count of mbarrier.arrive, and the answer of clusterlaunchcontrol. */
 static bool may_have_braces(struct parser *p, size_t word, uint32_t k) {
     const struct statement *s = &p->statement;
     const char *const modifiers = s->name + word;
@@ -580,6 +582,9 @@ static bool may_have_braces(struct parser *p, size_t word, uint32_t k) {
     }
     if (is_word(s->name, word, "mbarrier")) {
         return k == 2 && has(p, "arrive") && !has(p, "expect_tx");
+    }
+    if (is_word(s->name, word, "clusterlaunchcontrol")) {
+        return k == 1 && !has(p, "is_canceled") && !has(p, "v4") && has(p, "query_cancel");
     }
     if (is_word(s->name, word, "mov")) {
         return (has(p, "b16") || has(p, "b32") || has(p, "b64")) && s->operand[1 - k % 2].kind != OPERAND_VECTOR;

@@ -1,6 +1,7 @@
 /* Decode loads, stores, atomics, matrix loads and stores, and address conversions. */
 #include <string.h>
 
+#include "vm/execute/async.h"
 #include "vm/execute/atomic.h"
 #include "vm/execute/collect.h"
 #include "vm/execute/control.h"
@@ -59,6 +60,8 @@ static uint16_t take_scope(struct parser *p, uint32_t *at, uint16_t before) {
 /* Take the memory order of an access: .weak, .volatile, .relaxed.gpu and so on. Only the checks use it. */
 static uint16_t take_order(struct parser *p, uint32_t *at, bool is_store, uint16_t *is_cta) {
     static const uint16_t orders[] = {ORDER_WEAK, ORDER_RELAXED, ORDER_RELAXED, ORDER_ACQUIRE};
+    const bool is_unshared =
+        has(p, "local") || has(p, "const") || has(p, "param") || has(p, "param::entry") || has(p, "param::func");
     const bool mmio = take(p, at, "mmio");
     const int k = take_choice(p, at, is_store ? "weak volatile relaxed release" : "weak volatile relaxed acquire");
     const uint32_t before = *at;
@@ -70,8 +73,7 @@ static uint16_t take_order(struct parser *p, uint32_t *at, bool is_store, uint16
                  "unknown instruction '%s': a memory order needs a scope: .cta, .cluster, .gpu or .sys",
                  p->statement.name);
     }
-    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) ||
-        (k > 0 && has(p, "local"))) {
+    if ((mmio && (k != 2 || !has(p, "sys") || has(p, "shared") || has(p, "shared::cta"))) || (k > 0 && is_unshared)) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s': this memory order is not supported here",
                  p->statement.name);
     }
@@ -235,15 +237,138 @@ void decode_ld(struct parser *p) {
     }
 }
 
-/* Take the modifiers of st.async and red.async before the state space. The supported forms are release stores to
- * global memory, which may complete at once. The forms for shared memory address another CTA and are not supported. */
+/* Decode st.async{.weak}{.shared::cluster}.mbarrier::complete_tx::bytes{.v2 .v4}.type [a], b, [mbarrier] and
+ * red.async.relaxed.cluster{.shared::cluster}.mbarrier::complete_tx::bytes.op.type, from the modifier after .async on.
+ */
+static void decode_word(struct parser *p, uint32_t at, bool is_store) {
+    struct statement *s = &p->statement;
+    struct inst i = {.run = async_word, .count = 1}, barrier = {0};
+    if (is_store) {
+        take(p, &at, "weak");
+    } else if (!take(p, &at, "relaxed") || !take(p, &at, "cluster")) {
+        error_at(p, &s->opcode, "unknown instruction '%s': expected .relaxed.cluster", s->name);
+    }
+    const enum space space = take(p, &at, "shared::cluster") ? SPACE_SHARED : SPACE_GENERIC;
+    take(p, &at, "mbarrier::complete_tx::bytes");
+    const int op = is_store ? -1 : take_choice(p, &at, "add min max and or xor inc dec");
+    const int vector = is_store ? take_choice(p, &at, "v2 v4") : -1;
+    const enum type type = take_type(p, &at, is_store ? "b32 b64 u32 u64 s32 s64 f32 f64" : "b32 u32 s32 u64 s64");
+    take_end(p, at);
+    i.count = (uint8_t)(vector < 0 ? 1 : 2 << vector);
+    i.size = (uint8_t)type_bytes(type);
+    const bool is_logic = op >= ATOMIC_AND && op <= ATOMIC_XOR, counts = op == ATOMIC_INC || op == ATOMIC_DEC;
+    const bool fits = op < 0             ? is_store && i.count * i.size <= 16
+                      : op == ATOMIC_ADD ? type != T_B32
+                      : is_logic         ? type == T_B32
+                      : counts           ? type == T_U32
+                                         : type == T_U32 || type == T_S32;
+    if (!fits) {
+        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
+    need_feature(p, 90, false, "an asynchronous store to shared memory");
+    need_count(p, 3, 3);
+    need_address(p, &s->operand[0], space, &i);
+    need_address(p, &s->operand[2], space, &barrier);
+    i.flags |= ADDRESS_ASYNC;
+    uint32_t *more = parser_take(p, 7 * sizeof *more);
+    const struct operand *b = is_store ? elements(p, &s->operand[1], i.count) : &s->operand[1];
+    for (uint32_t k = 0; k < i.count; ++k) {
+        more[k] = need_source(p, &b[k], type);
+    }
+    more[4] = barrier.a, more[5] = (uint32_t)barrier.offset, more[6] = barrier.flags & ADDRESS_NARROW;
+    i.more = more;
+    i.negate = (uint8_t)(op + 1);
+    i.spare = (uint8_t)(type == T_S64 ? T_U64 : type);
+    struct inst *to = emit(p, i.run);
+    i.guard = to->guard, i.flip = to->flip;
+    *to = i;
+}
+
+/* clusterlaunchcontrol.try_cancel.async{.shared::cta}.mbarrier::complete_tx::bytes{.multicast::cluster::all}.b128
+ * [a], [mbarrier] */
+static void decode_cancel(struct parser *p, uint32_t at) {
+    struct statement *s = &p->statement;
+    struct inst i = {.run = async_cancel}, barrier = {0};
+    if (!take(p, &at, "async")) {
+        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
+    const enum space space = take(p, &at, "shared::cta") ? SPACE_SHARED : SPACE_GENERIC;
+    const bool completes = take(p, &at, "mbarrier::complete_tx::bytes");
+    i.kind = (uint8_t)take(p, &at, "multicast::cluster::all");
+    take_type(p, &at, "b128");
+    take_end(p, at);
+    if (!completes) {
+        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
+    need_count(p, 2, 2);
+    need_address(p, &s->operand[0], space, &i);
+    need_address(p, &s->operand[1], space, &barrier);
+    i.flags |= ADDRESS_ASYNC | (i.kind != 0 ? ADDRESS_CLUSTER : 0);
+    uint32_t *more = parser_take(p, 7 * sizeof *more);
+    more[4] = barrier.a, more[5] = (uint32_t)barrier.offset, more[6] = barrier.flags & ADDRESS_NARROW;
+    i.more = more;
+    struct inst *to = emit(p, i.run);
+    i.guard = to->guard, i.flip = to->flip;
+    *to = i;
+}
+
+/* clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 p, h
+ * clusterlaunchcontrol.query_cancel.get_first_ctaid.v4.b32.b128 {x, y, z, w}, h
+ * clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 d, h */
+void decode_clusterlaunchcontrol(struct parser *p) {
+    struct statement *s = &p->statement;
+    uint32_t at = 0;
+    need_feature(p, 100, false, "clusterlaunchcontrol");
+    if (take(p, &at, "try_cancel")) {
+        decode_cancel(p, at);
+        return;
+    }
+    if (!take(p, &at, "query_cancel")) {
+        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
+    if (take(p, &at, "is_canceled")) {
+        if (!take(p, &at, "pred") || !take(p, &at, "b128")) {
+            error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+        }
+        take_end(p, at);
+        need_count(p, 2, 2);
+        const uint32_t a = need_source(p, &s->operand[1], T_B128);
+        struct inst *i = emit(p, async_canceled);
+        i->a = a;
+        i->p = need_predicate_destination(p, &s->operand[0]);
+        return;
+    }
+    const int one = take_choice(p, &at, "get_first_ctaid get_first_ctaid::x get_first_ctaid::y get_first_ctaid::z");
+    if (one < 0 || (one == 0 && !take(p, &at, "v4")) || !take(p, &at, "b32") || !take(p, &at, "b128")) {
+        error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    }
+    take_end(p, at);
+    need_count(p, 2, 2);
+    const struct operand *d = one == 0 ? elements(p, &s->operand[0], 4) : &s->operand[0];
+    const uint32_t a = need_source(p, &s->operand[1], T_B128);
+    for (uint32_t k = 0; k < (one == 0 ? 4u : 1u); ++k) { /* the words of the value: x, y, z, 1 */
+        const uint32_t word = one == 0 ? k : (uint32_t)one - 1;
+        if (d[k].kind == OPERAND_SINK) {
+            continue;
+        }
+        const uint32_t wide = word % 2 != 0 ? register_take(p, T_B64) : a + 256 * (word / 2);
+        if (word % 2 != 0) {
+            struct inst *high = emit(p, lanes_table()[LANE_shr_u64]);
+            high->d = wide, high->a = a + 256 * (word / 2), high->b = constant_slot(p, 32, false, NULL);
+        }
+        const uint32_t to = need_destination(p, &d[k], T_U32);
+        struct inst *low = emit(p, lanes_table()[LANE_trunc_64]);
+        low->d = to, low->a = wide;
+    }
+}
+
+/* Take the modifiers of st.async and red.async to global memory before the state space. They are release stores, which
+ * may complete at once. */
 static uint16_t take_asynchronous(struct parser *p, uint32_t *at) {
     const bool mmio = take(p, at, "mmio");
     if (!take(p, at, "release")) {
         error_at(p, &p->statement.opcode,
-                 "'%s' without .release accesses another CTA's shared memory; clusters of more than one CTA are not "
-                 "supported",
-                 p->statement.name);
+                 "unknown instruction '%s': expected .mbarrier::complete_tx::bytes or .release", p->statement.name);
     }
     if (take_choice(p, at, mmio ? "sys" : "gpu sys") < 0) {
         error_at(p, &p->statement.opcode, "unknown instruction '%s'", p->statement.name);
@@ -287,7 +412,12 @@ void decode_st(struct parser *p) {
         decode_fill(p, at);
         return;
     }
-    i.q = take(p, &at, "async") ? take_asynchronous(p, &at) : take_order(p, &at, true, &i.r);
+    const bool is_async = take(p, &at, "async");
+    if (is_async && has(p, "mbarrier::complete_tx::bytes")) {
+        decode_word(p, at, true);
+        return;
+    }
+    i.q = is_async ? take_asynchronous(p, &at) : take_order(p, &at, true, &i.r);
     const enum space space = take_space(p, &at);
     const bool policy = skip_cache(p, &at, space, false);
     const enum type type = take_vector(p, &at, &i.count);
@@ -442,35 +572,36 @@ void decode_cvta(struct parser *p) {
     i->b = constant_slot(p, window(space), true, NULL);
 }
 
-/* mapa{.shared::cluster}.type d, a, rank: copies the address, because the cluster has only one CTA. */
+/* mapa{.shared::cluster}.type d, a, rank */
 void decode_mapa(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    take(p, &at, "shared::cluster");
+    const enum space space = take(p, &at, "shared::cluster") ? SPACE_SHARED : SPACE_GENERIC;
     const enum type type = take_type(p, &at, "u32 u64 s32 s64");
     take_end(p, at);
     need_count(p, 3, 3);
     const uint32_t a = need_source(p, &s->operand[1], type), rank = need_source(p, &s->operand[2], T_U32);
     const uint32_t d = need_destination(p, &s->operand[0], type);
-    emit(p, control_rank)->a = rank;
-    struct inst *i = emit(p, lanes_table()[type_bytes(type) == 8 ? LANE_mov_64 : LANE_mov_32]);
-    i->d = d;
-    i->a = a;
+    struct inst *i = emit(p, control_mapa);
+    i->d = d, i->a = a, i->b = rank;
+    i->space = (uint8_t)space;
+    i->size = (uint8_t)type_bytes(type);
 }
 
 /* getctarank{.shared::cluster}.type d, a */
 void decode_getctarank(struct parser *p) {
     struct statement *s = &p->statement;
     uint32_t at = 0;
-    take(p, &at, "shared::cluster");
+    const enum space space = take(p, &at, "shared::cluster") ? SPACE_SHARED : SPACE_GENERIC;
     const enum type type = take_type(p, &at, "u32 u64 s32 s64");
     take_end(p, at);
     need_count(p, 2, 2);
-    need_source(p, &s->operand[1], type);
+    const uint32_t a = need_source(p, &s->operand[1], type);
     const uint32_t d = need_destination(p, &s->operand[0], T_U32);
-    struct inst *i = emit(p, lanes_table()[LANE_mov_32]);
-    i->d = d;
-    i->a = constant_slot(p, 0, false, NULL);
+    struct inst *i = emit(p, control_mapa);
+    i->d = d, i->a = a, i->kind = 1;
+    i->space = (uint8_t)space;
+    i->size = (uint8_t)type_bytes(type);
 }
 
 /* isspacep.space p, a */
@@ -506,6 +637,10 @@ static void decode_atomic(struct parser *p, bool returns) {
     uint32_t at = 0;
     struct inst i = {.count = 1};
     const bool async = !returns && take(p, &at, "async");
+    if (async && has(p, "mbarrier::complete_tx::bytes")) {
+        decode_word(p, at, false);
+        return;
+    }
     i.q = async ? take_asynchronous(p, &at) : ORDER_RELAXED;
     const int order = take_choice(p, &at, returns ? "relaxed release acquire acq_rel" : "relaxed release");
     i.q = order >= 0 ? orders[order] : i.q;

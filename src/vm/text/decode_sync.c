@@ -7,6 +7,7 @@
 #include "vm/execute/lanes.h"
 #include "vm/execute/mbarrier.h"
 #include "vm/execute/pool.h"
+#include "vm/machine/address.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/program.h"
@@ -203,7 +204,7 @@ void decode_fence(struct parser *p) {
             }
         }
     } else if (take(p, &at, "mbarrier_init")) {
-        kind = 0;
+        kind = FENCE_INITS;
         if (!take(p, &at, "release") || !take(p, &at, "cluster")) {
             unknown(p);
         }
@@ -647,34 +648,34 @@ static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst 
     struct inst other = {0}, barrier = {0};
     const int to = take_choice(p, &at, spaces), from = take_choice(p, &at, spaces);
     const bool loads = to >= 0 && to < 2 && from == 2, stores = to == 2 && from == 0;
-    if (to == 1 && from == 0) {
-        error_at(p, &s->opcode, "unsupported instruction '%s': clusters of more than one CTA are not supported",
-                 s->name);
-    }
-    if ((!loads && !stores) || (reduce && loads)) {
+    const bool inside = to == 1 && from == 0, fills = loads || inside;
+    if ((!fills && !stores) || (reduce && fills)) {
         error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
     }
-    if (!take(p, &at, loads ? "mbarrier::complete_tx::bytes" : "bulk_group")) {
+    if (!take(p, &at, fills ? "mbarrier::complete_tx::bytes" : "bulk_group")) {
         unknown(p);
     }
-    if (has(p, "multicast::cluster") || has(p, "cp_mask")) {
-        error_at(p, &s->opcode, "unsupported instruction '%s': multicast and byte masks are not supported", s->name);
+    if (has(p, "cp_mask")) {
+        error_at(p, &s->opcode, "unsupported instruction '%s': byte masks are not supported", s->name);
     }
-    const bool policy = take(p, &at, "L2::cache_hint");
-    i->kind = (uint8_t)(reduce ? ASYNC_REDUCE : loads ? ASYNC_LOAD : ASYNC_STORE);
+    const bool casts = loads && to == 1 && take(p, &at, "multicast::cluster");
+    const bool policy = !inside && take(p, &at, "L2::cache_hint");
+    i->kind = (uint8_t)(reduce ? ASYNC_REDUCE : inside ? ASYNC_INSIDE : loads ? ASYNC_LOAD : ASYNC_STORE);
     if (reduce) {
         take_reduction(p, &at, i);
     }
     take_end(p, at);
-    need_count(p, 3u + (uint32_t)loads + (uint32_t)policy, 3u + (uint32_t)loads + (uint32_t)policy);
+    const uint32_t count = 3u + (uint32_t)fills + (uint32_t)casts + (uint32_t)policy;
+    need_count(p, count, count);
     if (policy) {
         need_source(p, &s->operand[s->operands - 1], T_U64);
     }
-    need_address(p, &s->operand[loads ? 0 : 1], SPACE_SHARED, i);
-    need_address(p, &s->operand[loads ? 1 : 0], SPACE_GLOBAL, &other);
+    need_address(p, &s->operand[fills ? 0 : 1], SPACE_SHARED, i);
+    need_address(p, &s->operand[fills ? 1 : 0], inside ? SPACE_SHARED : SPACE_GLOBAL, &other);
     i->b = other.a;
-    if ((other.flags & 1) != 0 || other.offset != (int32_t)other.offset) {
-        error_at(p, &s->operand[loads ? 1 : 0].token, "'%s' expects a 64-bit global address with a 32-bit offset here",
+    i->size = inside && (other.flags & ADDRESS_NARROW) != 0 ? 4 : 8;
+    if ((!inside && (other.flags & ADDRESS_NARROW) != 0) || other.offset != (int32_t)other.offset) {
+        error_at(p, &s->operand[fills ? 1 : 0].token, "'%s' expects a 64-bit global address with a 32-bit offset here",
                  s->name);
     }
     i->target = (uint32_t)other.offset;
@@ -687,14 +688,16 @@ static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst 
         check_room(p, &s->operand[k], (uint32_t)s->operand[2].integer);
     }
     i->c = source32(p, 2);
-    if (loads) {
+    if (fills) {
         need_barrier(p, &s->operand[3], true, &barrier);
         i->e = barrier.a;
-        uint32_t *more = parser_take(p, 2 * sizeof *more);
+        uint32_t *more = parser_take(p, 3 * sizeof *more);
         more[0] = (uint32_t)barrier.offset;
-        more[1] = barrier.flags & 1;
+        more[1] = barrier.flags & ADDRESS_NARROW;
+        more[2] = casts ? need_source(p, &s->operand[4], T_U16) : 0;
         i->more = more;
     }
+    i->flags |= ADDRESS_ASYNC;
     i->run = async_bulk;
 }
 

@@ -2,6 +2,7 @@
 #include "driver/tensor_map_rules.h"
 #include "vm/execute/control.h"
 #include "vm/execute/tma.h"
+#include "vm/machine/address.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/program.h"
@@ -28,7 +29,7 @@ enum load_mode { MODE_TILE, MODE_GATHER, MODE_COUNT };
 
 /* Modifiers after .tensor. As in ptxas, they may stand in any order. */
 struct modifiers {
-    int rank, to, from, mode, completion, op, policy, is_prefetch;
+    int rank, to, from, mode, completion, op, multicast, policy, is_prefetch;
 };
 
 /* Report unsupported modifiers, with the reason. */
@@ -41,8 +42,7 @@ static void refuse(struct parser *p) {
                 {"im2col::w::128", "only sm_100 and its family support it"},
                 {"tile::scatter4", "only sm_100 and its family support it"},
                 {"cta_group::1", "only sm_100 and its family support it"},
-                {"cta_group::2", "only sm_100 and its family support it"},
-                {"multicast::cluster", "clusters of more than one CTA are not supported"}};
+                {"cta_group::2", "only sm_100 and its family support it"}};
     for (size_t k = 0; k < sizeof list / sizeof *list; ++k) {
         if (has(p, list[k].modifier)) {
             error_at(p, &p->statement.opcode, "unsupported instruction '%s': .%s: %s", p->statement.name,
@@ -68,13 +68,14 @@ static bool take_once(struct parser *p, uint32_t *at, const char *list, int *val
 
 static struct modifiers take_modifiers(struct parser *p, uint32_t at, bool is_prefetch) {
     static const char *const spaces = "shared::cta shared::cluster global";
-    struct modifiers m = {-1, -1, -1, -1, -1, -1, -1, is_prefetch};
+    struct modifiers m = {-1, -1, -1, -1, -1, -1, -1, -1, is_prefetch};
     int level = -1;
     while (take_once(p, &at, "1d 2d 3d 4d 5d", &m.rank) || (is_prefetch && take_once(p, &at, "L2", &level)) ||
            take_once(p, &at, spaces, m.to < 0 && !is_prefetch ? &m.to : &m.from) ||
            take_once(p, &at, "tile tile::gather4", &m.mode) ||
            take_once(p, &at, "mbarrier::complete_tx::bytes bulk_group", &m.completion) ||
-           take_once(p, &at, "add min max and or xor inc dec", &m.op) || take_once(p, &at, "L2::cache_hint", &m.policy))
+           take_once(p, &at, "add min max and or xor inc dec", &m.op) ||
+           take_once(p, &at, "multicast::cluster", &m.multicast) || take_once(p, &at, "L2::cache_hint", &m.policy))
         ;
     take_end(p, at);
     if (m.rank < 0 || (is_prefetch && level < 0)) {
@@ -137,7 +138,11 @@ void decode_tensor_copy(struct parser *p, uint32_t at, bool is_reduction, bool i
                  s->name);
     }
     need_feature(p, more->is_gather != 0 ? 100 : 90, false, "a tensor copy");
-    const uint32_t count = (is_prefetch ? 1u : loads ? 3u : 2u) + (uint32_t)policy;
+    if (m.multicast >= 0 && (is_prefetch || m.to != 1)) {
+        unknown(p);
+    }
+    const uint32_t plain = is_prefetch ? 1u : loads ? 3u : 2u, casts = m.multicast >= 0;
+    const uint32_t count = plain + casts + (uint32_t)policy;
     need_count(p, count, count);
     read_box(p, &s->operand[loads ? 1 : 0], more);
     if (!is_prefetch) {
@@ -146,12 +151,14 @@ void decode_tensor_copy(struct parser *p, uint32_t at, bool is_reduction, bool i
     if (loads) {
         read_barrier(p, &s->operand[2], more);
     }
+    more->multicast = casts != 0 ? need_source(p, &s->operand[plain], T_U16) : 0;
     if (policy) {
         need_source(p, &s->operand[count - 1], T_U64);
     }
     i.kind = (uint8_t)(is_reduction ? ASYNC_REDUCE : loads || is_prefetch ? ASYNC_LOAD : ASYNC_STORE);
     i.negate = (uint8_t)(is_reduction ? m.op : 0);
     i.more = more;
+    i.flags |= ADDRESS_ASYNC;
     append(p, &i);
 }
 

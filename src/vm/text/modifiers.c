@@ -28,6 +28,7 @@ static const struct {
     {"bar", "warp cta sync arrive red"},
     {"barrier", "cta cluster sync arrive red wait"},
     {"cp", "async bulk tensor reduce prefetch mbarrier arrive commit_group wait_group wait_all"},
+    {"clusterlaunchcontrol", "try_cancel query_cancel async"},
     {"createpolicy", "fractional range cvt"},
     {"cvt", "pack"},
     {"cvta", "to"},

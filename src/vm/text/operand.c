@@ -217,13 +217,13 @@ uint32_t register_take(struct parser *p, enum type type) {
 }
 
 /* Return the offset (with bit 0 set) of a constant vector. Equal constants share one vector. */
-uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct symbol *dynamic) {
+uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct symbol *base) {
     if (!is_wide) {
         value &= 0xffffffffu;
     }
     for (uint32_t i = p->constant_count; i-- > 0 && p->constant_count - i < 512;) {
         const struct constant *c = &p->constants[i];
-        if (c->value == value && c->is_wide == (uint32_t)is_wide && c->dynamic == dynamic) {
+        if (c->value == value && c->is_wide == (uint32_t)is_wide && c->base == base) {
             return c->slot | 1u;
         }
     }
@@ -237,7 +237,7 @@ uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct sy
         p->constant_space = space;
     }
     const uint32_t slot = p->constant_bytes;
-    p->constants[p->constant_count++] = (struct constant){value, slot, (uint32_t)is_wide, dynamic};
+    p->constants[p->constant_count++] = (struct constant){value, slot, (uint32_t)is_wide, base};
     p->constant_bytes += is_wide ? 256 : 128;
     return slot | 1u;
 }
@@ -486,20 +486,20 @@ static const struct {
                 {"%total_smem_size", SPECIAL_TOTAL_SMEM_SIZE, T_U32},
                 {"%envreg1", SPECIAL_GRID_WORKSPACE_HIGH, T_U32},
                 {"%envreg2", SPECIAL_GRID_WORKSPACE_LOW, T_U32},
-                {"%clusterid.x", SPECIAL_CTAID_X, T_U32},
-                {"%clusterid.y", SPECIAL_CTAID_Y, T_U32},
-                {"%clusterid.z", SPECIAL_CTAID_Z, T_U32},
-                {"%nclusterid.x", SPECIAL_NCTAID_X, T_U32},
-                {"%nclusterid.y", SPECIAL_NCTAID_Y, T_U32},
-                {"%nclusterid.z", SPECIAL_NCTAID_Z, T_U32},
-                {"%cluster_ctaid.x", SPECIAL_ZERO, T_U32},
-                {"%cluster_ctaid.y", SPECIAL_ZERO, T_U32},
-                {"%cluster_ctaid.z", SPECIAL_ZERO, T_U32},
-                {"%cluster_nctaid.x", SPECIAL_ONE, T_U32},
-                {"%cluster_nctaid.y", SPECIAL_ONE, T_U32},
-                {"%cluster_nctaid.z", SPECIAL_ONE, T_U32},
-                {"%cluster_ctarank", SPECIAL_ZERO, T_U32},
-                {"%cluster_nctarank", SPECIAL_ONE, T_U32},
+                {"%clusterid.x", SPECIAL_CLUSTERID_X, T_U32},
+                {"%clusterid.y", SPECIAL_CLUSTERID_Y, T_U32},
+                {"%clusterid.z", SPECIAL_CLUSTERID_Z, T_U32},
+                {"%nclusterid.x", SPECIAL_NCLUSTERID_X, T_U32},
+                {"%nclusterid.y", SPECIAL_NCLUSTERID_Y, T_U32},
+                {"%nclusterid.z", SPECIAL_NCLUSTERID_Z, T_U32},
+                {"%cluster_ctaid.x", SPECIAL_CLUSTER_CTAID_X, T_U32},
+                {"%cluster_ctaid.y", SPECIAL_CLUSTER_CTAID_Y, T_U32},
+                {"%cluster_ctaid.z", SPECIAL_CLUSTER_CTAID_Z, T_U32},
+                {"%cluster_nctaid.x", SPECIAL_CLUSTER_NCTAID_X, T_U32},
+                {"%cluster_nctaid.y", SPECIAL_CLUSTER_NCTAID_Y, T_U32},
+                {"%cluster_nctaid.z", SPECIAL_CLUSTER_NCTAID_Z, T_U32},
+                {"%cluster_ctarank", SPECIAL_CLUSTER_CTARANK, T_U32},
+                {"%cluster_nctarank", SPECIAL_CLUSTER_NCTARANK, T_U32},
                 {"%clock", SPECIAL_CLOCK, T_U32},
                 {"%clock_hi", SPECIAL_CLOCK_HI, T_U32},
                 {"%clock64", SPECIAL_CLOCK64, T_U64},

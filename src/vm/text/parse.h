@@ -131,7 +131,8 @@ struct scope {
 struct constant {
     uint64_t value;
     uint32_t slot, is_wide;
-    struct symbol *dynamic; /* value is relative to the address of dynamic shared memory */
+    /* A shared variable whose address it is. The value is relative to dynamic shared memory if the variable is. */
+    struct symbol *base;
 };
 
 /* A parameter or result of a function. */
@@ -284,7 +285,7 @@ void scope_open(struct parser *p);
 void scope_close(struct parser *p);
 void scope_drop(struct parser *p); /* the same after an error: labels stay unresolved */
 uint32_t register_take(struct parser *p, enum type type);
-uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct symbol *dynamic);
+uint32_t constant_slot(struct parser *p, uint64_t value, bool is_wide, struct symbol *base);
 /* Assign a shared variable its address at its first use in this function. */
 void symbol_place(struct parser *p, struct symbol *symbol);
 struct expression {
@@ -337,7 +338,7 @@ void emit_extend(struct parser *p, const struct operand *d, enum type type, uint
 typedef void decoder(struct parser *p);
 /* decode_memory.c, decode_sync.c, decode_tensor.c, decode_wmma.c, decode_move.c */
 decoder decode_ld, decode_st, decode_prefetch, decode_atom, decode_red, decode_ldmatrix, decode_stmatrix, decode_cvta,
-    decode_pmevent, decode_createpolicy, decode_mapa, decode_getctarank;
+    decode_pmevent, decode_createpolicy, decode_mapa, decode_getctarank, decode_clusterlaunchcontrol;
 void check_room(struct parser *p, const struct operand *o, uint32_t bytes);
 decoder decode_bra, decode_brx, decode_exit, decode_trap, decode_bar, decode_fence, decode_shfl, decode_vote,
     decode_match, decode_redux, decode_activemask, decode_elect, decode_mbarrier, decode_cp, decode_movmatrix,

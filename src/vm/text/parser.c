@@ -599,10 +599,10 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
     while (p->token.kind == TOKEN_DOT) {
         const struct token t = p->token;
         uint32_t *to = token_is(&t, ".reqntid") ? f->required : token_is(&t, ".maxntid") ? f->maximum : NULL;
-        const bool cluster = token_is(&t, ".reqnctapercluster");
-        if (to == NULL && !cluster && !token_is(&t, ".minnctapersm") && !token_is(&t, ".maxnreg") &&
-            !token_is(&t, ".maxnctapersm") && !token_is(&t, ".noreturn") && !token_is(&t, ".pragma") &&
-            !token_is(&t, ".maxclusterrank") && !token_is(&t, ".abi_preserve") &&
+        uint32_t *cluster = token_is(&t, ".reqnctapercluster") ? f->cluster : NULL;
+        if (to == NULL && cluster == NULL && !token_is(&t, ".explicitcluster") && !token_is(&t, ".minnctapersm") &&
+            !token_is(&t, ".maxnreg") && !token_is(&t, ".maxnctapersm") && !token_is(&t, ".noreturn") &&
+            !token_is(&t, ".pragma") && !token_is(&t, ".maxclusterrank") && !token_is(&t, ".abi_preserve") &&
             !token_is(&t, ".abi_preserve_control")) {
             error_at(p, &t, "unsupported directive '%.*s'", (int)t.length, t.at);
         }
@@ -617,8 +617,11 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
                 error_at(p, &p->token, "%llu threads are out of range; expected 1 to 1024",
                          (unsigned long long)p->token.integer);
             }
-            if (cluster && p->token.integer != 1) {
-                error_at(p, &p->token, "clusters of more than one CTA are not supported");
+            if (cluster != NULL && (p->token.integer < 1 || p->token.integer > MAX_CLUSTER)) {
+                error_at(p, &p->token, "clusters have 1 to %d CTAs", (int)MAX_CLUSTER);
+            }
+            if (cluster != NULL) {
+                cluster[n] = (uint32_t)p->token.integer;
             }
             if (to != NULL) {
                 to[n] = (uint32_t)p->token.integer;
@@ -633,6 +636,13 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
         for (int n = 1; to != NULL && n < 3; ++n) {
             to[n] = to[n] != 0 ? to[n] : 1;
         }
+        if (cluster != NULL) {
+            cluster[1] += cluster[1] == 0, cluster[2] += cluster[2] == 0;
+        }
+        if (cluster != NULL && (uint64_t)cluster[0] * cluster[1] * cluster[2] > MAX_CLUSTER) {
+            error_at(p, &t, "a cluster of %u x %u x %u CTAs; expected at most %d", cluster[0], cluster[1], cluster[2],
+                     (int)MAX_CLUSTER);
+        }
     }
 }
 
@@ -643,9 +653,13 @@ static void finish_constants(struct parser *p, struct CUfunc_st *f) {
     f->dynamic_align = align;
     f->constants = parser_take(p, p->constant_bytes + 64);
     f->constant_bytes = p->constant_bytes;
+    f->shared_constants = parser_take(p, (p->constant_count + 1) * sizeof *f->shared_constants);
     for (uint32_t i = 0; i < p->constant_count; ++i) {
         const struct constant *c = &p->constants[i];
-        const uint64_t value = c->value + (c->dynamic != NULL ? dynamic : 0);
+        const uint64_t value = c->value + (c->base != NULL && c->base->is_dynamic ? dynamic : 0);
+        if (c->base != NULL) {
+            f->shared_constants[f->shared_constant_count++] = c->slot | c->is_wide;
+        }
         for (uint32_t lane = 0; lane < WARP; ++lane) {
             const uint32_t narrow = (uint32_t)value;
             if (c->is_wide != 0) {

@@ -48,6 +48,7 @@ class Planted(NamedTuple):
     right: str
     ctas: int = 1
     levels: tuple[str, ...] = ("default", "full")  # that find it
+    head: str = ""  # directives of the kernel
 
 
 def planted(
@@ -56,6 +57,7 @@ def planted(
     parts: tuple[str, ...],
     ctas: int = 1,
     levels: tuple[str, ...] = ("default", "full"),
+    head: str = "",
 ) -> Planted:
     """Make a mistake and its correction of one body.
 
@@ -66,9 +68,9 @@ def planted(
         "\n".join(line.removeprefix(mark) for line in lines if not line.startswith(other))
         for mark, other in (("-", "+"), ("+", "-"))
     )
-    return Planted(name, broken, parts, right, ctas, levels)
+    return Planted(name, broken, parts, right, ctas, levels, head)
 
 
-def text(body: str) -> str:
+def text(body: str, head: str = "") -> str:
     """Return the PTX of a body."""
-    return FRAME.format(body=body.strip("\n"))
+    return FRAME.format(body=body.strip("\n")).replace("param_x)\n{", f"param_x) {head}\n{{", 1)

@@ -44,6 +44,75 @@ ADDRESSES = [
     ),
 ]
 
+SCANS = [  # a block-wide scan sums parts that nobody wrote, and takes them off again
+    planted(
+        "another undefined number is taken off a sum",
+        """
+    ld.shared.b32 e, [at];
+    ld.shared.b32 f, [at+4];
+    add.u32 a, i, e;
+    mov.b32 b, a;
+    add.u32 b, b, 3;
+-    sub.u32 c, b, f;
++    sub.u32 c, b, e;
+    setp.gt.u32 s, c, 40;
+@s  bra over;
+    mad.wide.u32 y, i, 4, x;
+    st.global.b32 [y], c;
+over:
+""",
+        ("this branch", "predicate s", "was never written", "broken.ptx:1"),
+    ),
+    planted(
+        "the number of another lane is taken off a sum",
+        """
+    ld.shared.b32 e, [at];
+    mov.b32 a, i;
+    add.u32 a, a, e;
+    shfl.sync.bfly.b32 b, a, 1, 31, -1;
+    shfl.sync.bfly.b32 d, b, 1, 31, -1;
+-    sub.u32 c, b, e;
++    sub.u32 c, d, e;
+    setp.gt.u32 s, c, 40;
+@s  bra over;
+    mad.wide.u32 y, i, 4, x;
+    st.global.b32 [y], c;
+over:
+""",
+        ("this branch", "predicate s", "was never written", "broken.ptx:1"),
+    ),
+    planted(
+        "a product is no sum",
+        """
+    ld.shared.b32 e, [at];
+    add.u32 a, i, e;
+-    mul.lo.u32 a, a, 3;
+    sub.u32 c, a, e;
+    setp.gt.u32 s, c, 40;
+@s  bra over;
+    mad.wide.u32 y, i, 4, x;
+    st.global.b32 [y], c;
+over:
+""",
+        ("this branch", "predicate s", "was never written", "broken.ptx:1"),
+    ),
+    planted(
+        "the number was read again after it had changed",
+        """
+    ld.shared.b32 e, [at];
+    add.u32 a, i, e;
+-    ld.shared.b32 e, [at+8];
+    sub.u32 c, a, e;
+    setp.gt.u32 s, c, 40;
+@s  bra over;
+    mad.wide.u32 y, i, 4, x;
+    st.global.b32 [y], c;
+over:
+""",
+        ("this branch", "predicate s", "was never written"),
+    ),
+]
+
 BRANCHES = [
     Planted(
         "branch by a predicate that was never written",
@@ -463,4 +532,4 @@ UNSPECIFIED = [
     ),
 ]
 
-UNDEFINED = [*UNSPECIFIED, *ADDRESSES, *BRANCHES, *WAYS, *GUARDS, *OPERANDS, *RESULTS]
+UNDEFINED = [*UNSPECIFIED, *ADDRESSES, *SCANS, *BRANCHES, *WAYS, *GUARDS, *OPERANDS, *RESULTS]
