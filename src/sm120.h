@@ -618,7 +618,11 @@ typedef struct sm120_attention_args {
      * [batch][heads][rows][ceil(head_dim / 32)]. MXFP8 and NVFP4_MXFP8 take such v and past_v, with scales along rows:
      * [batch][kv_heads][ceil(rows / 32)][v_head_dim]. With cu_seqlens_k, v_blocks is
      * [kv_heads][ceil(kv_total / 32) + batch - 1][v_head_dim], and the blocks of sequence b begin at its first row;
-     * their scales at row cu_seqlens_k[b] / 32 + b. Other operands have F32, F16 or BF16. Strides of 0 broadcast. */
+     * their scales at row cu_seqlens_k[b] / 32 + b. Other operands have F32, F16 or BF16. Strides of 0 broadcast.
+     * k and v may also be tiles as sm120_quantize_mxfp8 writes them: tensors in U8, [batch][kv_heads][ceil(kv_rows /
+     * 64)][bytes of a tile], dense, 16-byte aligned, without scales and without a past. Kernels read them in place. The
+     * columns of a tile are the least of 64, 128 and 256 that hold head_dim and v_head_dim. With cu_seqlens_k, tiles
+     * have a batch for each sequence, with the rows of the longest. Rows of v behind kv_lengths must not be NaN. */
     sm120_tensor q_blocks, k_blocks, v_blocks, past_k_blocks, past_v_blocks;
 } sm120_attention_args;
 
@@ -756,31 +760,39 @@ SM120_API sm120_status sm120_merge_states(sm120_device *device, const sm120_merg
 
 enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 }; /* axis */
 enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };      /* rounding */
+enum { SM120_MX_LINEAR = 0, SM120_MX_TILES = 1 };        /* layout */
 
 /* Quantisation to OCP MX: blocks of 32 along the axis, x ~ e4m3 element * 2^(e8m0 byte - 127).
  * SM120_SCALE_UP: the scale is the smallest power of two with which no element saturates.
  * SM120_SCALE_FLOOR: the OCP rule, 2^(floor(log2 amax) - 8); elements saturate at 448.
  * A block with a NaN or an infinity gets the scale NaN (0xff) and elements NaN (0x7f). The last block of an axis may be
- * short. */
+ * short.
+ * SM120_MX_TILES is the layout in which the kernels of sm120_attention read k (ALONG_HEAD_DIM) and v (ALONG_ROWS): 64
+ * rows and tile_columns columns with their scales, padded with zeros. docs/reference/attention.md describes a tile. */
 typedef struct sm120_quantize_mxfp8_args {
     uint32_t size;                        /* sizeof(sm120_quantize_mxfp8_args) */
     uint32_t axis;                        /* SM120_ALONG_HEAD_DIM or SM120_ALONG_ROWS */
     uint32_t rounding;                    /* SM120_SCALE_UP or SM120_SCALE_FLOOR */
-    uint32_t reserved;                    /* 0 */
+    uint32_t layout;                      /* SM120_MX_LINEAR or SM120_MX_TILES */
     int64_t batch, heads, rows, head_dim; /* head_dim: a multiple of 8 */
     sm120_tensor x;                       /* F32, F16 or BF16 */
-    sm120_address elements;               /* e4m3 [batch][heads][rows][head_dim], contiguous, 16-byte aligned */
-    sm120_address scales;                 /* e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
+    sm120_address elements;               /* e4m3 [batch][heads][rows][head_dim], contiguous, 16-byte aligned. Tiles:
+                                             u8 [batch][heads][ceil(rows/64)][bytes of a tile]. k: 4352, 8448 or 16896
+                                             bytes for 64, 128 or 256 columns; v: 4224, 8448 or 16896 */
+    sm120_address scales;                 /* 0 for tiles; else e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
                                              [batch][heads][ceil(rows/32)][head_dim] along rows */
     sm120_stream stream;
 
-    /* Packed sequences, along rows alone: i32 [sequences + 1], where each begins, as in sm120_attention_args; 0: none.
+    /* Packed sequences, along rows alone or in tiles: i32 [sequences + 1], where each begins, as in sm120_attention_args; 0: none.
      * batch is 1. Each sequence begins with a new block, as v_blocks of attention need it: scales are
      * [heads][ceil(rows/32) + sequences - 1][head_dim], those of sequence b from row cu_seqlens[b] / 32 + b on. Rows of
-     * no sequence, and scales of no block, are not written. */
+     * no sequence, and scales of no block, are not written. Tiles have a batch for each sequence, with the rows of
+     * `longest`. */
     sm120_address cu_seqlens;
     int64_t sequences;
     int64_t longest; /* rows of the longest sequence; rows behind them are not written. 0: `rows`, which costs time */
+
+    int64_t tile_columns; /* of tiles: 64, 128 or 256, at least head_dim; 0: the least of these. 0 without tiles */
 } sm120_quantize_mxfp8_args;
 
 /* Quantise x to MXFP8. */

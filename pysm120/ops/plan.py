@@ -105,7 +105,8 @@ class Slot:
         self._is_dense = "column_stride" not in members
         # For each dimension in C's order, its axis in the array. A mask is always in C's order.
         axes = list(range(len(letters)))
-        if self.is_struct and self._is_dense and not self.tail:
+        is_ordered = isinstance(row, Input) and row.is_ordered
+        if self.is_struct and self._is_dense and not self.tail and not is_ordered:
             kept = [x for x in order if x in letters]
             axes = [kept.index(x) for x in letters]
             self.alternatives = [tuple(x[letters.index(letter)] for letter in kept) for x in self.alternatives]
