@@ -779,15 +779,15 @@ typedef struct sm120_quantize_mxfp8_args {
     sm120_address elements;               /* e4m3 [batch][heads][rows][head_dim], contiguous, 16-byte aligned. Tiles:
                                              u8 [batch][heads][ceil(rows/64)][bytes of a tile]. k: 4352, 8448 or 16896
                                              bytes for 64, 128 or 256 columns; v: 4224, 8448 or 16896 */
-    sm120_address scales;                 /* 0 for tiles; else e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
-                                             [batch][heads][ceil(rows/32)][head_dim] along rows */
+    sm120_address scales; /* 0 for tiles; else e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
+                             [batch][heads][ceil(rows/32)][head_dim] along rows */
     sm120_stream stream;
 
-    /* Packed sequences, along rows alone or in tiles: i32 [sequences + 1], where each begins, as in sm120_attention_args; 0: none.
-     * batch is 1. Each sequence begins with a new block, as v_blocks of attention need it: scales are
-     * [heads][ceil(rows/32) + sequences - 1][head_dim], those of sequence b from row cu_seqlens[b] / 32 + b on. Rows of
-     * no sequence, and scales of no block, are not written. Tiles have a batch for each sequence, with the rows of
-     * `longest`. */
+    /* Packed sequences, along rows alone or in tiles: i32 [sequences + 1], where each begins, as in
+     * sm120_attention_args; 0: none. batch is 1. Each sequence begins with a new block, as v_blocks of attention need
+     * it: scales are [heads][ceil(rows/32) + sequences - 1][head_dim], those of sequence b from row cu_seqlens[b] / 32
+     * + b on. Rows of no sequence, and scales of no block, are not written. Tiles have a batch for each sequence, with
+     * the rows of `longest`. */
     sm120_address cu_seqlens;
     int64_t sequences;
     int64_t longest; /* rows of the longest sequence; rows behind them are not written. 0: `rows`, which costs time */

@@ -197,7 +197,9 @@ def quantize_mxfp8_tiles(
     shape = tuple(getattr(x, "shape", ()))
     is_packed = cu_seqlens is not None
     if len(shape) != _RANK[is_packed] or 0 in shape:
-        needed = "(total_k, Hkv, D), each at least 1, with cu_seqlens" if is_packed else "of four dimensions of 1 or more"
+        needed = (
+            "(total_k, Hkv, D), each at least 1, with cu_seqlens" if is_packed else "of four dimensions of 1 or more"
+        )
         message = f"x has shape {shape}, not {needed}"
         raise InvalidArgumentError(message) if shape or hasattr(x, "dtype") else TypeError(message)
     head_dim = shape[-1]

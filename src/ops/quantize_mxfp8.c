@@ -117,10 +117,10 @@ static sm120_status check_tiles(const sm120_quantize_mxfp8_args *args, int64_t *
     const int64_t given = args->tile_columns;
     *columns = mxfp8_tile_columns(args->head_dim);
     if (args->layout == SM120_MX_LINEAR) {
-        return given == 0
-                   ? SM120_OK
-                   : fail(SM120_INVALID_ARGUMENT, "tile_columns = %" PRId64 "; without layout = MX_TILES (%d) it must be 0",
-                          given, SM120_MX_TILES);
+        return given == 0 ? SM120_OK
+                          : fail(SM120_INVALID_ARGUMENT,
+                                 "tile_columns = %" PRId64 "; without layout = MX_TILES (%d) it must be 0", given,
+                                 SM120_MX_TILES);
     }
     if (*columns == 0) {
         return fail(SM120_UNSUPPORTED, "head_dim = %" PRId64 "; a tile has at most %d columns", args->head_dim,

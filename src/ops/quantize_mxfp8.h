@@ -5,7 +5,8 @@
 #include "runtime/launch.h"
 #include "runtime/tensor.h"
 
-/* Tiles of k and of v: their rows; the bytes of one; the least columns that hold a head, 0 for a head that is too wide. */
+/* Tiles of k and of v: their rows; the bytes of one; the least columns that hold a head, 0 for a head that is too wide.
+ */
 enum { MXFP8_TILE_ROWS = 64, MXFP8_WIDEST_TILE = 256 };
 int64_t mxfp8_tile_bytes(bool is_v, int64_t columns);
 int64_t mxfp8_tile_columns(int64_t head_dim);
