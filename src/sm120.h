@@ -691,15 +691,17 @@ SM120_API sm120_status sm120_attention_backward(sm120_device *device, const sm12
                                                 sm120_address workspace, size_t workspace_bytes);
 
 /* Attention of the last rows of sequences and a cache of keys and values: o = softmax(scale * q k^T) v, and lse, as in
- * sm120_attention. Calls of more than 128 rows, without tree_mask and num_splits, use the kernels of sm120_attention,
- * which read pages and caches in 8 or 4 bits from a copy in the workspace, in q's dtype. The cache is dense or in
- * pages: k and v are [pages][kv_heads][page_rows][head_dim]. Key n of a sequence is in row n % page_rows of its page n
- * / page_rows. dense         page_table 0: sequence b is page b, and pages = batch table         page_table: i32
- * [batch][table_pages], kv_lengths: the keys of each sequence page lists    page_indptr: i32 [batch + 1]; the pages of
- * sequence b are page_table[page_indptr[b]] to page_table[page_indptr[b + 1] - 1], of table_pages in all, and the last
- * of them holds last_page[b] keys The kernel reads lengths and page numbers, so a captured call may be replayed with
- * other ones. Keys of a page that is not from 0 to pages - 1 are not seen, and their memory is not read. Of more than
- * 128 rows, the keys behind such a page are not seen either. Numbers of pages outside the table are not read either.
+ * sm120_attention. Calls of more than 128 rows, and of fewer where it is estimated to be faster, use the kernels of
+ * sm120_attention, which read pages and caches in 8 or 4 bits from a copy in the workspace, in q's dtype; calls with
+ * tree_mask or num_splits never do. The cache is dense or in pages: k and v are [pages][kv_heads][page_rows][head_dim].
+ * Key n of a sequence is in row n % page_rows of its page n / page_rows.
+ *   dense         page_table 0: sequence b is page b, and pages = batch
+ *   table         page_table: i32 [batch][table_pages], kv_lengths: the keys of each sequence
+ *   page lists    page_indptr: i32 [batch + 1]; the pages of sequence b are page_table[page_indptr[b]] to
+ *                 page_table[page_indptr[b + 1] - 1], of table_pages in all; the last holds last_page[b] keys
+ * The kernel reads lengths and page numbers, so a captured call may be replayed with other ones. Keys of a page that is
+ * not from 0 to pages - 1 are not seen, and their memory is not read. With the kernels of sm120_attention, the keys
+ * behind such a page are not seen either. Numbers of pages outside the table are not read either.
  * Row i sees key j if i + d - window_left <= j <= i + d + window_right, with d = keys - q_rows. */
 typedef struct sm120_attention_with_kv_cache_args {
     uint32_t size;                                    /* sizeof(sm120_attention_with_kv_cache_args) */
@@ -733,7 +735,7 @@ typedef struct sm120_attention_with_kv_cache_args {
     sm120_tensor k_scale, v_scale;
 } sm120_attention_with_kv_cache_args;
 
-/* Write the size of the workspace, and compute attention. Calls of one split and at most 128 rows need none. */
+/* Write the size of the workspace, and compute attention. Calls with num_splits = 1 need none. */
 SM120_API sm120_status sm120_attention_with_kv_cache_workspace(sm120_device *device,
                                                                const sm120_attention_with_kv_cache_args *args,
                                                                size_t *workspace_bytes);

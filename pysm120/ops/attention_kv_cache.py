@@ -271,7 +271,7 @@ def attention_with_kv_cache(
     ValueError
         An argument of the wrong shape, stride, alignment or value. Numbers of
         pages and lengths are checked in ndarrays only. On a device, keys of pages
-        that do not exist are not seen, nor, with T above 128, the keys behind them;
+        that do not exist are not seen, nor, in the kernels of `attention`, those behind;
         no memory outside the cache is read.
 
     Notes
@@ -279,8 +279,9 @@ def attention_with_kv_cache(
     The launches do not depend on lengths and page numbers, so a captured call may
     be replayed after these have changed.
 
-    With T above 128, without `tree_mask` and `num_splits`, the kernels of `attention`
-    compute the call. They read pages and narrow caches from a copy in the workspace.
+    With T above 128, and below where it is estimated to be faster, the kernels of
+    `attention` compute the call, unless `tree_mask` or `num_splits` is given. They
+    read pages and narrow caches from a copy in the workspace.
 
     """
     one_of(cache_layout, "cache_layout", ("NHD", "HND"))

@@ -88,7 +88,7 @@ class Plan:
         self.outputs: list[Any] = []  # the forms of results; None for those that are not wanted
         self.kept: Any = None  # objects that args point to
         self.scattered: list[int] = []  # inputs to copy first, because three strides cannot describe them
-        self.needs_nothing = False  # needs no workspace if addresses are aligned
+        self.needs_nothing = 0  # the number of a device on which it needs no workspace, if addresses are aligned
 
 
 class Slot:
