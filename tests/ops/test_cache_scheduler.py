@@ -140,7 +140,8 @@ class DeviceCache:
         """Write new keys and values [2, tokens, heads, columns] to pages and rows."""
         slots = self.device.array(np.array([page * PAGE + row for page, row in places], np.int64))
         k, v = (self.device.array(x.astype(DTYPES["bfloat16"])) for x in new)
-        pysm120.kv_cache_append(k, v, *self.caches, slots, **self.scales)
+        k_cache, v_cache = self.caches
+        pysm120.kv_cache_append(k, v, k_cache, v_cache, slots, **self.scales)
         factor = np.full((1, 1, 1), 1.0 if self.factor is None else FACTOR, np.float32)
         for n, x in enumerate(new):
             held = read(quantise(x.astype(DTYPES["bfloat16"]), self.form, factor), self.form, factor, D)
@@ -198,10 +199,10 @@ def run_narrow(device: pysm120.Device, rng: np.random.Generator, form: str, step
             row[: len(s.pages)] = s.pages
         q = rng.standard_normal((len(running), tokens, HEADS, D)).astype(DTYPES["bfloat16"])
         there = [device.array(x) for x in (q, lengths, table)]
+        (k, v), options = cache.caches, {"page_table": there[2], **cache.scales}
         out, lse = pysm120.attention_with_kv_cache(
-            there[0], *cache.caches, there[1], page_table=there[2], causal=True, out_dtype="f4", return_lse=True,
-            **cache.scales,
-        )  # fmt: skip
+            there[0], k, v, there[1], causal=True, out_dtype="f4", return_lse=True, **options
+        )
         exact = attention_cached(q, cache.values[0], cache.values[1], lengths, page_table=table, causal=True)
         # P times a scale of V is rounded to f16.
         slack = 2.0**-31 * np.abs(cache.values[1]).sum((0, 1)).max()
