@@ -387,11 +387,16 @@ def merge_states(
         An argument of the wrong shape, stride, alignment or value.
 
     """
-    shape = tuple(getattr(outs, "shape", ()))
+    given: dict[str, Any] = {"outs": outs, "lses": lses}
+    for name, x in given.items():
+        if not hasattr(x, "shape"):
+            message = f"{name} is a {type(x).__name__}, not an array"
+            raise TypeError(message)
+    shape = tuple(given["outs"].shape)
     if len(shape) != _STATES_RANK or not hasattr(outs, "reshape"):
         message = f"outs has shape {shape}, not [states, batch, rows, heads, head_dim]"
         raise InvalidArgumentError(message)
-    sums = tuple(getattr(lses, "shape", ()))
+    sums = tuple(given["lses"].shape)
     if len(sums) != _STATES_RANK - 1 or sums[:2] != shape[:2]:
         message = f"lses has shape {sums}, not [states, batch, heads, rows] of outs, {shape}"
         raise InvalidArgumentError(message)

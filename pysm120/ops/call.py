@@ -247,6 +247,7 @@ class Operation:
         self._planner.plan(
             forms, [Form.like(x.shape, x.dtype) if isinstance(x, np.ndarray) else x for x in results], options
         )
+        operands.check_apart({row.name: x for x, row in zip(results, self._outputs, strict=True)})
         if self._on_host is not None:
             pairs = zip(given, self._inputs, strict=True)
             options = self._on_host({row.name: x for x, row in pairs if x is not None}, options)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pysm120.ops import operands, table
-from pysm120.ops.options import dtype_name
+from pysm120.ops.options import MOST, dtype_name
 from pysm120.ops.table import BF16, E4M3, Dtype, Input, Output, Row, Sizes
 from pysm120.runtime.arrays import Array, dtype_of, form_of
 from pysm120.runtime.errors import InvalidArgumentError
@@ -144,6 +144,15 @@ class Slot:
             raise InvalidArgumentError(message)
 
 
+def _size(name: str, size: int, source: str) -> int:
+    """Return a size that the options tell, after checking it."""
+    if not 1 <= size <= MOST:
+        of = "" if source in {name, "the call"} else f" of {source}"
+        message = f"{name}{of} is {size}; it must be {'at least 1' if size < 1 else 'below 2**63'}"
+        raise InvalidArgumentError(message)
+    return size
+
+
 class Planner:
     """Checks the calls of one operation and keeps their plans. A given array is an Array or a Form."""
 
@@ -186,7 +195,7 @@ class Planner:
         named = self._check_inputs(given)
         sizes, leading = Sizes(), None
         for name, size, source in getattr(options, "sizes", ()):
-            sizes.give(name, size, source)
+            sizes.give(name, _size(name, size, source), source)
         if self._tail:
             leading = self._find_leading(plan, given, results)
             if leading is None:

@@ -1,12 +1,16 @@
 """attention_with_kv_cache: from which number of tokens on the kernels of attention compute a call, and what they do."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from cache_cases import Case, verify
 from cache_formats import quantise, read
 from cache_reference import attention_cached, check_close
-from harness import DTYPES
+from harness import DTYPES, OpenDevice
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import pysm120
 
@@ -17,6 +21,14 @@ BF16 = DTYPES["bfloat16"]
 ROWS, PAGE, D = 8192, 16, 64  # keys that a sequence may have, and rows of a page
 SM120, HOPPER = "12", "9"
 FORMS = {"dense": "bfloat16", "paged": "bfloat16", "e4m3": "e4m3", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[OpenDevice]:
+    """A device of one multiprocessor, which every launch fills."""
+    device = OpenDevice("virtual:0?multiprocessors=1")
+    yield device
+    device.close()
 
 
 class Cache:
@@ -51,9 +63,9 @@ def kernels_of(
         return tuple(map(there, x)) if isinstance(x, tuple) else None if x is None else device.array(x)
 
     inputs = [there(x) for x in (q, *cache.arguments, lengths)]
-    given = {"causal": True, "out_dtype": np.float32, "return_lse": True, **options}
+    options = {"causal": True, "out_dtype": np.float32, "return_lse": True, **options}
     with device.profile() as profile:
-        o, lse = pysm120.attention_with_kv_cache(*inputs, page_table=there(cache.table), **given)
+        o, lse = pysm120.attention_with_kv_cache(*inputs, page_table=there(cache.table), **options)
     exact = attention_cached(q, cache.exact[0], cache.exact[1], lengths, page_table=cache.table, causal=True)
     check_close(exact, o.numpy(), lse.numpy())
     return {x.kernel for x in profile.statements}
@@ -173,3 +185,37 @@ def test_given_splits_and_trees_keep_their_kernel(rng: np.random.Generator, toke
                 o = pysm120.attention_with_kv_cache(q[rows], k, v, lengths[rows], num_splits=2, device=device)
                 bits.append(o[-1].view(np.uint16))
     assert all(np.array_equal(bits[0], other) for other in bits)
+
+
+@st.composite
+def chunks(choose: Any) -> Case:
+    """Any problem of 17 to 128 tokens and a 16-bit cache, of which one multiprocessor computes most in tiles of 128."""
+    kv_heads, page = choose(st.integers(1, 2)), choose(st.sampled_from([0, 1, 16, 33]))
+    end = st.none() | st.integers(0, 150)
+    return Case(
+        tuple(choose(st.lists(st.integers(0, 200), min_size=1, max_size=3))),
+        choose(st.integers(17, 128)),
+        kv_heads * choose(st.sampled_from([1, 4, 8])),
+        kv_heads,
+        choose(st.sampled_from([8, 64, 100, 128])),
+        choose(st.none() | st.sampled_from([33, 64, 128])),
+        page=page,
+        form=choose(st.sampled_from(["table", "lists"])),
+        causal=choose(st.booleans()),
+        window=(choose(end), choose(end)),
+        softcap=choose(st.sampled_from([0.0, 0.0, 2.0])),
+        sinks=choose(st.booleans()),
+        slopes=choose(st.integers(0, 2)),
+        scale=choose(st.sampled_from([None, None, 0.0, -0.2])),
+        splits=0,
+        layout=choose(st.sampled_from(["NHD", "HND", "together"])),
+        gap=choose(st.sampled_from([0, 0, 8, 1])),
+        dtype=choose(st.sampled_from(["bfloat16", "float16"])),
+        shared=choose(st.booleans()),
+    )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(case=chunks(), seed=st.integers(0, 2**32 - 1))
+def test_random_chunks(single: OpenDevice, case: Case, seed: int) -> None:
+    verify(single, np.random.default_rng(seed), case)
