@@ -314,8 +314,8 @@ def test_the_fold_of_scales(
 ) -> None:
     """Each token sees one key, so that P is 1: o is the element times its scale, which is rounded to 11 bits with P.
 
-    The scale of a key multiplies a sum in f32, unrounded: lse shows it. 2^-18 is above the errors of the exponential function
-    and of the sums; a scale that is rounded once more is wrong by 2^-12.
+    The scale of a key multiplies a sum in f32, unrounded: lse shows it. 2^-18 is above the errors of the exponential
+    function and of the sums; a scale that is rounded once more is wrong by 2^-12.
     """
     shape = (1, 40, 2, head_dim)
     factor = np.ones(shape[:3], np.float32)
