@@ -146,6 +146,25 @@ def test_between_64_and_77_tokens_in_pages(rng: np.random.Generator) -> None:
     assert found == {60: False, 61: True, 64: True, 65: False, 76: False, 77: True}
 
 
+@pytest.mark.parametrize(("pages", "is_other"), [(512, True), (40000, False)])
+def test_wide_tables_have_waves_for_each_sequence(rng: np.random.Generator, pages: int, *, is_other: bool) -> None:
+    """Copies of 512 MB are made one after the other, each with CTAs of one sequence: too few for this chip."""
+    k, v = (rng.standard_normal((12, PAGE, 2, D)).astype(BF16) for _ in "kv")
+    q = rng.standard_normal((8, 64, 8, D)).astype(BF16)
+    table = rng.integers(0, 12, (8, pages)).astype(np.int32)
+    lengths = rng.integers(64, 100, 8).astype(np.int32)
+    with pysm120.Device("virtual?multiprocessors=64") as device:
+        there = [device.array(x) for x in (q, k, v, lengths, table)]
+        with device.profile() as profile:
+            results = pysm120.attention_with_kv_cache(
+                *there[:4], page_table=there[4], causal=True, out_dtype=np.float32, return_lse=True
+            )
+        o, lse = (x.numpy() for x in results)
+        names = {x.kernel for x in profile.statements}
+    assert any(x.startswith("kv_cache_gather") for x in names) == is_other
+    check_close(attention_cached(q, k, v, lengths, page_table=table[:, :8], causal=True), o, lse)
+
+
 def test_a_misaligned_dense_cache_counts_its_copies(rng: np.random.Generator) -> None:
     """At 40 tokens an aligned cache is read in place by the kernels of attention; this one is not copied."""
     cache = Cache(rng, "bfloat16", 2, paged=False)
