@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from pysm120.ops import operands
 from pysm120.ops.cache import Cache
 from pysm120.ops.call import AnyArray, Operation
 from pysm120.ops.options import flag, integer, one_of
@@ -288,10 +289,19 @@ def kv_cache_append(
     call.operation(inputs, results, options, device=device, stream=stream)
 
 
+def _table_pages(page_table: Any) -> int:
+    """Return the page numbers of a sequence; without a table it has one page. Lists beside ndarrays are tables too."""
+    if page_table is None:
+        return 1
+    if not hasattr(page_table, "shape"):
+        page_table = operands.narrowed(page_table, "page_table", I32[0])
+    return int(page_table.shape[-1]) if page_table.shape else 1
+
+
 def _check_room(k: Any, cache: Cache, page_table: Any) -> None:
     """Check that the pages of a sequence hold all tokens, which are its first keys."""
     shape, page_rows = tuple(getattr(k, "shape", ())), int(cache.arrays[0].shape[1])
-    room = page_rows * (1 if page_table is None else int(getattr(page_table, "shape", (0, 1))[-1]))
+    room = page_rows * _table_pages(page_table)
     if len(shape) == len("BSHD") and shape[1] > room:
         message = f"k has {shape[1]} tokens of each sequence, but its pages have {room} rows"
         raise InvalidArgumentError(message)
@@ -376,8 +386,7 @@ def kv_cache_gather(
     if k is not None and slots is None and len(shape := tuple(getattr(k, "shape", ()))) == len("BSHD"):
         options = _Options(options.v_swizzled, (*options.sizes, ("rows", int(shape[1]), "k")))
     if k is None and slots is None:
-        tables = 1 if page_table is None else getattr(page_table, "shape", (0, 1))[-1]
-        rows = int(call.k.arrays[0].shape[1]) * int(tables) if rows is None else integer(rows, "rows")
+        rows = int(call.k.arrays[0].shape[1]) * _table_pages(page_table) if rows is None else integer(rows, "rows")
         options = _Options(options.v_swizzled, (*options.sizes, ("rows", rows, "rows")))
     inputs = {**call.k.named(), **call.v.named(), **call.inputs}
     gathered = call.operation(inputs, results, options, device=device, stream=stream)

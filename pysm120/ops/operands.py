@@ -60,7 +60,11 @@ def device_of(inputs: Mapping[str, Any], device: Device | str | None) -> Device:
 def narrowed(x: Any, name: str, dtype: Dtype) -> npt.NDArray[Any]:
     """Return numbers, given together with ndarrays, in the dtype that kernels need: float32 or int32."""
     refuse_mask(x, name)
-    values: npt.NDArray[Any] = np.asarray(x)
+    try:
+        values: npt.NDArray[Any] = np.asarray(x)
+    except ValueError:
+        message = f"{name} is a {type(x).__name__} whose rows have different lengths, not an array"
+        raise InvalidArgumentError(message) from None
     if values.size == 0 and not isinstance(x, np.ndarray):
         values = values.astype(dtype)  # [] has a wrong shape; its dtype is no error
     is_right = values.dtype.kind in "iu" or (dtype.kind == "f" and (values.dtype.kind == "f" or values.dtype in FLOATS))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.ops import foreign
+from pysm120.ops import foreign, operands
 from pysm120.ops.call import Operation
 from pysm120.ops.options import integer, one_of
 from pysm120.ops.plan import NEW
@@ -231,7 +231,12 @@ def _longest(x: Any, cu_seqlens: Any, max_seqlen: Any) -> int:
             message = f"max_seqlen is {given}, not at least 1"
             raise InvalidArgumentError(message)
         return min(rows, given)
-    starts = np.asarray(cu_seqlens) if foreign.on_host(x) else np.zeros(0, np.int32)
+    starts: Any = cu_seqlens
+    if not foreign.on_host(x):
+        return rows
+    if not hasattr(starts, "shape"):
+        starts = operands.narrowed(starts, "cu_seqlens", I32[0])
+    starts = np.asarray(starts)
     if starts.ndim != 1 or len(starts) < len(("begin", "end")) or starts.dtype.kind not in "iu":
         return rows
     return max(1, min(rows, int(np.diff(starts.astype(np.int64)).max())))

@@ -89,6 +89,17 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[pysm120.Device], Any]]]
         "k has 33 tokens of each sequence, but its pages have 32 rows",
         lambda d: append(d, tokens=33, page_table=np.array([[0, 1], [2, 3]], np.int32)),
     ),
+    "rows of a table differ": (
+        ValueError,
+        "page_table is a list whose rows have different lengths, not an array",
+        lambda d: gather(d, page_table=[[0], [1, 0]]),
+    ),
+    "a table of words": (TypeError, "page_table has dtype <U2, not int32", lambda d: gather(d, page_table="ab")),
+    "rows of cu_seqlens differ": (
+        ValueError,
+        "cu_seqlens is a list whose rows have different lengths, not an array",
+        lambda d: pysm120.quantize_mxfp8_tiles(zeros(40, 2, 64), "k", cu_seqlens=[[0], [1, 2]], device=d),
+    ),
     "no rows to gather": (ValueError, "rows is 0; it must be at least 1", lambda d: gather(d, rows=0)),
     "negative rows to gather": (ValueError, "rows is -1; it must be at least 1", lambda d: gather(d, rows=-1)),
     "huge rows to gather": (ValueError, r"rows is \d+; it must be below 2\*\*63", lambda d: gather(d, rows=HUGE)),
@@ -165,6 +176,18 @@ def test_gather_to_given_ndarrays(device: pysm120.Device, rng: np.random.Generat
     assert made[0] is to[0]
     assert np.array_equal(to[0], k[:, :rows])
     assert np.array_equal(to[1], v[:, :rows])
+
+
+def test_tables_in_lists(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """A list beside ndarrays is a table of all its columns."""
+    k_cache, v_cache = zeros(5, 16, 2, 64), zeros(5, 16, 2, 64)
+    k, v = (rng.standard_normal((2, 20, 2, 64)).astype(BF16) for _ in "kv")
+    table = [[0, 3], [4, 1]]
+    pysm120.kv_cache_append(k, v, k_cache, v_cache, page_table=table, device=device)
+    keys, values = pysm120.kv_cache_gather(k_cache, v_cache, page_table=table, device=device)
+    assert keys.shape == (2, 32, 2, 64)
+    assert np.array_equal(keys[:, :20], k)
+    assert np.array_equal(values[:, :20], v)
 
 
 def test_threads_with_one_device(device: pysm120.Device, rng: np.random.Generator) -> None:
