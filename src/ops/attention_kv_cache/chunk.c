@@ -91,7 +91,8 @@ static int64_t copied_at_once(const struct cached *call) {
  *
  * On a full chip, with groups of 4 heads, the others take over at 33 tokens (H200: 25), in pages of 16 bits at 61 to 64
  * and at 77 (37), with 8 bits behind 128 (93). With fewer heads than multiprocessors they take over later. All above
- * MOST_ROWS use them, because long prompts fill the chip. Nothing of this was measured on SM120. */
+ * MOST_ROWS use them, because long prompts fill the chip; one sequence of 129 to 264 rows and 32 heads pays for it with
+ * up to twice the time. Nothing of this was measured on SM120. */
 static bool is_faster_in_tiles_of_128(const struct device *device, const struct cached *call) {
     enum { MOST_ROWS = 128, HALF_ROWS = 64, KEYS = 64, ROWS = 16 };
     static const struct {
