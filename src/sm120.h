@@ -621,7 +621,8 @@ typedef struct sm120_attention_args {
      * their scales at row cu_seqlens_k[b] / 32 + b. Other operands have F32, F16 or BF16. Strides of 0 broadcast.
      * k and v may also be tiles as sm120_quantize_mxfp8 writes them: tensors in U8, [batch][kv_heads][ceil(kv_rows /
      * 64)][bytes of a tile], dense, 16-byte aligned, without scales and without a past. Kernels read them in place. The
-     * columns of a tile are the least of 64, 128 and 256 that hold head_dim and v_head_dim. With cu_seqlens_k, tiles
+     * columns of a tile are the least of 64, 128 and 256 that hold head_dim and v_head_dim. q may be tiles too, with
+     * scale above 0: [batch][heads][padded rows][68, 132 or 264 bytes]. With cu_seqlens_k, tiles
      * have a batch for each sequence, with the rows of the longest. Rows of v behind kv_lengths must not be NaN. */
     sm120_tensor q_blocks, k_blocks, v_blocks, past_k_blocks, past_v_blocks;
 } sm120_attention_args;
@@ -760,9 +761,9 @@ typedef struct sm120_merge_states_args {
 
 SM120_API sm120_status sm120_merge_states(sm120_device *device, const sm120_merge_states_args *args);
 
-enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 }; /* axis */
-enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };      /* rounding */
-enum { SM120_MX_LINEAR = 0, SM120_MX_TILES = 1 };        /* layout */
+enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 };                /* axis */
+enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };                     /* rounding */
+enum { SM120_MX_LINEAR = 0, SM120_MX_TILES = 1, SM120_MX_Q_TILES = 2 }; /* layout */
 
 /* Quantisation to OCP MX: blocks of 32 along the axis, x ~ e4m3 element * 2^(e8m0 byte - 127).
  * SM120_SCALE_UP: the scale is the smallest power of two with which no element saturates.
@@ -770,7 +771,9 @@ enum { SM120_MX_LINEAR = 0, SM120_MX_TILES = 1 };        /* layout */
  * A block with a NaN or an infinity gets the scale NaN (0xff) and elements NaN (0x7f). The last block of an axis may be
  * short.
  * SM120_MX_TILES is the layout in which the kernels of sm120_attention read k (ALONG_HEAD_DIM) and v (ALONG_ROWS): 64
- * rows and tile_columns columns with their scales, padded with zeros. docs/reference/attention.md describes a tile. */
+ * rows and tile_columns columns with their scales, padded with zeros. SM120_MX_Q_TILES: as they read q; rows are padded
+ * to a multiple of the kernel's q_rows, 192 in SM120_MXFP8 with 128 columns, else 128. docs/reference/attention.md
+ * describes a tile. */
 typedef struct sm120_quantize_mxfp8_args {
     uint32_t size;                        /* sizeof(sm120_quantize_mxfp8_args) */
     uint32_t axis;                        /* SM120_ALONG_HEAD_DIM or SM120_ALONG_ROWS */
@@ -780,7 +783,8 @@ typedef struct sm120_quantize_mxfp8_args {
     sm120_tensor x;                       /* F32, F16 or BF16 */
     sm120_address elements;               /* e4m3 [batch][heads][rows][head_dim], contiguous, 16-byte aligned. Tiles:
                                              u8 [batch][heads][ceil(rows/64)][bytes of a tile]. k: 4352, 8448 or 16896
-                                             bytes for 64, 128 or 256 columns; v: 4224, 8448 or 16896 */
+                                             bytes for 64, 128 or 256 columns; v: 4224, 8448 or 16896. q: all elements,
+                                             then all scales, [batch][heads][padded rows][68, 132 or 264 bytes] in all */
     sm120_address scales; /* 0 for tiles; else e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
                              [batch][heads][ceil(rows/32)][head_dim] along rows */
     sm120_stream stream;
@@ -795,6 +799,8 @@ typedef struct sm120_quantize_mxfp8_args {
     int64_t longest; /* rows of the longest sequence; rows behind them are not written. 0: `rows`, which costs time */
 
     int64_t tile_columns; /* of tiles: 64, 128 or 256, at least head_dim; 0: the least of these. 0 without tiles */
+    uint32_t precision;   /* of MX_Q_TILES: SM120_MXFP8, ... of the attention that reads them; else 0 */
+    uint32_t reserved;    /* 0 */
 } sm120_quantize_mxfp8_args;
 
 /* Quantise x to MXFP8. */

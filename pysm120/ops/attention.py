@@ -65,7 +65,7 @@ class _Rest(TypedDict, total=False):
 
 @overload
 def attention(
-    q: AnyArray | tuple[AnyArray, SupportsDLPack],
+    q: AnyArray | tuple[AnyArray, SupportsDLPack] | MXFP8Tiles,
     k: _Operand,
     v: _Operand,
     *,
@@ -74,7 +74,7 @@ def attention(
 ) -> AnyArray: ...
 @overload
 def attention(
-    q: AnyArray | tuple[AnyArray, SupportsDLPack],
+    q: AnyArray | tuple[AnyArray, SupportsDLPack] | MXFP8Tiles,
     k: _Operand,
     v: _Operand,
     *,
@@ -137,7 +137,7 @@ def attention(
         ceil(Sk / 32), Hkv, Dv), as it returns them for axis -2 of v as BHSD. The
         precision is mxfp8, or for q and k mxfp8_bf16 or mxfp8_f16, for v
         nvfp4_mxfp8. Results are those of the arrays that were quantised. The past may
-        be tuples too. k and v may also be `MXFP8Tiles` of `quantize_mxfp8_tiles`,
+        be tuples too. q, k and v may also be `MXFP8Tiles` of `quantize_mxfp8_tiles`,
         which kernels read in place.
     causal : bool
         Row i uses only the keys up to its diagonal, i + d.

@@ -57,6 +57,7 @@ class Options(NamedTuple):
     smoothing: Any = None
     num_splits: Any = None
     tiles: tuple[tuple[str, int, int, int], ...] = ()  # operands in tiles: name, rows, head size, columns
+    q_precision: str | None = None  # of q in tiles
     sizes: tuple[tuple[str, int, str], ...] = ()  # that arrays do not tell
 
 
@@ -66,7 +67,7 @@ class Options(NamedTuple):
 def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options; return the C string of a config."""
     precision = check_heads(given, options.precision)
-    _check_tiles(args, options)
+    _check_tiles(args, options, precision)
     args.precision = PRECISIONS[precision][0]
     args.num_splits = splits(options.num_splits)
     args.no_smoothing = not _is_smoothed(options.smoothing, precision)
@@ -149,8 +150,14 @@ def check_heads(given: Mapping[str, Any], precision: Any, gradients: Mapping[str
     return str(precision)
 
 
-def _check_tiles(args: Any, options: Options) -> None:
-    """Check that the tiles of k and v have the head sizes of the call, and the columns that its kernel reads."""
+def _check_tiles(args: Any, options: Options, precision: str) -> None:
+    """Check that tiles have the head sizes of the call, and the columns and rows that its kernel reads."""
+    if options.q_precision not in {None, precision}:
+        message = (
+            f"q is tiles for precision {options.q_precision!r}, but precision is {precision!r}: quantise it with "
+            f"precision={precision!r}"
+        )
+        raise InvalidArgumentError(message)
     needed = tile_columns(args.head_dim, args.v_head_dim)
     for name, _, head_dim, columns in options.tiles:
         if name == "k" and head_dim != args.head_dim:
@@ -369,7 +376,8 @@ def _operands(
     for name, (shape, scales) in shapes.items():
         optional = name.startswith("past")
         if name in tiles:
-            rows.append(Input(name, f"batch kv_heads kv_rows/{ROWS} {name}_tile_bytes", U8, is_ordered=True))
+            tiled = "batch heads q_tile_rows" if name == "q" else f"batch kv_heads kv_rows/{ROWS}"
+            rows.append(Input(name, f"{tiled} {name}_tile_bytes", U8, is_ordered=True))
         elif name in pairs:
             rows.append(Input(name, shape, E4M3))
             rows.append(Input(f"{name}[1]", scales, (*E8M0, *U8), member=f"{name}_blocks"))
@@ -408,19 +416,26 @@ def split_tiles(given: Mapping[str, Any], *, packed: bool) -> tuple[dict[str, An
         if name != x.operand:
             message = f"{name} is tiles of {x.operand}; attention takes such tiles as {x.operand} alone"
             raise InvalidArgumentError(message)
-        if given.get("past_k") is not None or given.get("past_v") is not None:
+        if name == "q" and packed:
+            message = "q is tiles, which packed sequences do not support"
+            raise InvalidArgumentError(message)
+        if name != "q" and (given.get("past_k") is not None or given.get("past_v") is not None):
             message = f"{name} is tiles, which a past does not support"
             raise InvalidArgumentError(message)
-        sizes += [("kv_rows", x.rows, name), (f"{name}_tile_bytes", tile_bytes(name, x.columns), name)]
+        rows = "q_rows" if name == "q" else "kv_rows"
+        sizes += [(rows, x.rows, name), (f"{name}_tile_bytes", tile_bytes(name, x.columns), name)]
+        if name == "q":
+            sizes += [("head_dim", x.head_dim, name), ("q_tile_rows", int(x.data.shape[2]), name)]
         if name == "v":
             sizes.append(("v_head_dim", x.head_dim, name))
-    if len({x.rows for x in tiles.values()}) > 1:
+    q = tiles.get("q")
+    if len({x.rows for x in tiles.values() if x is not q}) > 1:
         message = f"k is tiles of {tiles['k'].rows} rows, but v is tiles of {tiles['v'].rows}"
         raise InvalidArgumentError(message)
-    if packed and len(tiles) == len(("k", "v")):
+    if packed and "k" in tiles and "v" in tiles:
         sizes.append(("kv_total", tiles["k"].rows * int(tiles["k"].data.shape[0]), "k"))
     described = tuple((name, x.rows, x.head_dim, x.columns) for name, x in tiles.items())
-    return found, {"tiles": described, "sizes": tuple(sizes)}
+    return found, {"tiles": described, "sizes": tuple(sizes), "q_precision": None if q is None else q.precision}
 
 
 def split_pairs(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from pysm120.ops import operands, table
 from pysm120.ops.options import MOST, dtype_name
-from pysm120.ops.table import BF16, E4M3, Dtype, Input, Output, Row, Sizes
+from pysm120.ops.table import BF16, E4M3, U8, Dtype, Input, Output, Row, Sizes
 from pysm120.runtime.arrays import Array, dtype_of, form_of
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import new_struct, types
@@ -225,7 +225,7 @@ class Planner:
         dtype, is_new = x.dtype, type(x) is New
         if dtype is None:
             dtype = named[row.like].dtype if row.like else row.dtypes[0]
-            dtype = BF16 if row.converts and dtype in E4M3 else dtype
+            dtype = BF16 if row.converts and dtype in (*E4M3, *U8) else dtype
         else:
             name = f"{row.name}_dtype" if is_new else row.name
             row.check_dtype(dtype, name)

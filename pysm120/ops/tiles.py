@@ -1,6 +1,7 @@
 """Keys and values in MXFP8, in the tiles that the kernels of attention read."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,20 +16,31 @@ from pysm120.ops.table import I32, U8, Input, Output
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import lib
+from pysm120.runtime.module import builtins
 
 ROWS = 64  # of a tile
 _COLUMNS = (64, 128, 256)
 _HALF, _BLOCK = 128, 32
 _HEAD_STEP = 8
-_AXES = {"k": lib.SM120_ALONG_HEAD_DIM, "v": lib.SM120_ALONG_ROWS}
+_AXES = {"q": lib.SM120_ALONG_HEAD_DIM, "k": lib.SM120_ALONG_HEAD_DIM, "v": lib.SM120_ALONG_ROWS}
+_PRECISIONS = {"mxfp8": lib.SM120_MXFP8, "mxfp8_bf16": lib.SM120_MXFP8_BF16, "mxfp8_f16": lib.SM120_MXFP8_F16}
 _ROUNDINGS = {"up": lib.SM120_SCALE_UP, "floor": lib.SM120_SCALE_FLOOR}
 _RANK = {False: 4, True: 3}  # of x; True: packed sequences
 
 
 def tile_bytes(operand: str, columns: int) -> int:
-    """Return the bytes of a tile: elements and scales."""
+    """Return the bytes of a tile, of q those of a row: elements and scales."""
+    if operand == "q":
+        return columns + 4 * max(1, columns // _HALF)
     scales = ROWS // _BLOCK * columns if operand == "v" else 4 * ROWS * max(1, columns // _HALF)
     return ROWS * columns + scales
+
+
+@functools.cache
+def q_rows(precision: str, columns: int) -> int:
+    """Return the rows to whose multiples the kernels of a precision pad q."""
+    kernels = (x for x in builtins() if x.operation == "attention" and x.precision == precision)
+    return next(x.q_rows for x in kernels if x.head_dim == columns)
 
 
 def tile_columns(*head_dims: int) -> int:
@@ -43,15 +55,18 @@ class MXFP8Tiles:
     Attributes
     ----------
     data : array, uint8, shape (B, Hkv, ceil(rows / 64), bytes of a tile)
-        The tiles, elements and scales, contiguous.
-    operand : {"k", "v"}
+        The tiles, elements and scales, contiguous. Of q (B, H, padded rows, bytes of a
+        row): all elements, then all scales.
+    operand : {"q", "k", "v"}
         Which operand of `attention` they are.
     rows : int
-        Keys of a batch; of packed sequences, those of the longest.
+        Rows of a batch; of packed sequences, those of the longest.
     head_dim : int
         Head size.
     columns : int
         Columns of a tile: 64, 128 or 256.
+    precision : str
+        Of q: the precision whose kernels read these rows.
 
     """
 
@@ -60,17 +75,21 @@ class MXFP8Tiles:
     rows: int
     head_dim: int
     columns: int
+    precision: str = "mxfp8"
 
     def __post_init__(self) -> None:
         """Check that the attributes fit each other."""
         one_of(self.operand, "operand", tuple(_AXES))
         _check_columns(integer(self.columns, "columns"), integer(self.head_dim, "head_dim"), "head_dim")
         shape = tuple(getattr(self.data, "shape", ()))
-        tiles = (-(-integer(self.rows, "rows") // ROWS), tile_bytes(self.operand, self.columns))
+        one_of(self.precision, "precision", tuple(_PRECISIONS))
+        step = q_rows(self.precision, self.columns) if self.operand == "q" else ROWS
+        padded = -(-integer(self.rows, "rows") // step)
+        tiles = (padded * step if self.operand == "q" else padded, tile_bytes(self.operand, self.columns))
         if self.rows < 1 or len(shape) != len("BHTb") or shape[2:] != tiles:
             message = (
                 f"data has shape {shape}, but {self.rows} rows of {self.operand} in tiles of {self.columns} columns "
-                f"have (batch, kv_heads, {tiles[0]}, {tiles[1]})"
+                f"have (batch, {'heads' if self.operand == 'q' else 'kv_heads'}, {tiles[0]}, {tiles[1]})"
             )
             raise InvalidArgumentError(message)
 
@@ -86,6 +105,8 @@ class _Options(NamedTuple):
     axis: int
     rounding: int
     tile_columns: int
+    layout: int
+    precision: int
     sizes: tuple[tuple[str, int, str], ...]
 
 
@@ -94,8 +115,7 @@ def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     if (shape := given["x"].shape)[-1] % _HEAD_STEP:
         message = f"x has shape {shape}, whose last dimension is not a multiple of {_HEAD_STEP}"
         raise InvalidArgumentError(message)
-    args.axis, args.rounding, args.tile_columns, _ = options
-    args.layout = lib.SM120_MX_TILES
+    args.axis, args.rounding, args.tile_columns, args.layout, args.precision, _ = options
 
 
 def _fill_packed(args: Any, given: Mapping[str, Any], options: _Options) -> None:
@@ -118,15 +138,17 @@ def _check_starts(given: dict[str, npt.NDArray[Any]], options: _Options) -> _Opt
     return options
 
 
-def _operation(order: str) -> Operation:
+@functools.cache
+def _operation(order: str, tiles: str) -> Operation:
+    """Return the operation for an order of dimensions; `tiles` is how their number follows from rows."""
     rows = (
         Input("x", "batch heads rows head_dim"),
-        Output("elements", "batch heads rows/64 tile_bytes", U8),
+        Output("elements", f"batch heads {tiles} tile_bytes", U8),
     )
     return Operation("sm120_quantize_mxfp8", rows, order=order, fill=_fill)
 
 
-_OPERATIONS = {order: _operation(order) for order in ("BSHD", "BHSD")}
+_ORDERS = ("BSHD", "BHSD")
 _PACKED = Operation(
     "sm120_quantize_mxfp8",
     (
@@ -149,18 +171,19 @@ def quantize_mxfp8_tiles(
     rounding: str = "up",
     cu_seqlens: Any = None,
     max_seqlen: int | None = None,
+    precision: str | None = None,
     device: Device | str | None = None,
     stream: Any = None,
 ) -> MXFP8Tiles:
-    """Quantise keys or values to MXFP8 in tiles, which `attention` reads in place.
+    """Quantise keys, values or queries to MXFP8 in tiles, which `attention` reads in place.
 
     Parameters
     ----------
     x : array, float32, float16 or bfloat16, shape (B, Sk, Hkv, D)
-        Keys or values. D is a multiple of 8, at most 256. With cu_seqlens (total_k,
-        Hkv, D).
-    operand : {"k", "v"}
-        Blocks of 32 lie along the head in k, along the keys in v.
+        Keys or values, or queries (B, Sq, H, D). D is a multiple of 8, at most 256.
+        With cu_seqlens, of k and v alone, (total_k, Hkv, D).
+    operand : {"q", "k", "v"}
+        Blocks of 32 lie along the head in q and k, along the keys in v.
     layout : {"BSHD", "BHSD"}
         Order of the dimensions of x.
     columns : {64, 128, 256}, optional
@@ -173,6 +196,8 @@ def quantize_mxfp8_tiles(
     max_seqlen : int, optional
         Rows of the longest sequence. Default: taken from cu_seqlens; for arrays on a
         device total_k, which costs memory and time.
+    precision : {"mxfp8", "mxfp8_bf16", "mxfp8_f16"}, optional
+        Of q: that of the attention which reads it. Default: mxfp8.
     device, stream
         As in `quantize_mxfp8`.
 
@@ -207,17 +232,29 @@ def quantize_mxfp8_tiles(
     _check_columns(width, head_dim, "x")
     sizes: list[tuple[str, int, str]] = [("tile_bytes", tile_bytes(operand, width), "the tiles")]
     code = _ROUNDINGS[one_of(rounding, "rounding", tuple(_ROUNDINGS))]
-    order = one_of(layout, "layout", tuple(_OPERATIONS))
+    order = one_of(layout, "layout", _ORDERS)
+    is_q = operand == "q"
+    if precision is not None and not is_q:
+        message = f"precision is {precision!r}, but only tiles of q depend on it"
+        raise InvalidArgumentError(message)
+    if is_packed and is_q:
+        message = "cu_seqlens is given, but packed sequences of q have no tiles"
+        raise InvalidArgumentError(message)
+    wanted = one_of("mxfp8" if precision is None else precision, "precision", tuple(_PRECISIONS))
+    form = lib.SM120_MX_Q_TILES if is_q else lib.SM120_MX_TILES
+    reader = _PRECISIONS[wanted] if is_q else 0
     if max_seqlen is not None and not is_packed:
         message = f"max_seqlen is {max_seqlen}, but cu_seqlens is None: give both or neither"
         raise InvalidArgumentError(message)
     if not is_packed:
-        options = _Options(_AXES[operand], code, width, tuple(sizes))
-        data = _OPERATIONS[order]({"x": x}, {"elements": NEW}, options, device=device, stream=stream)[0]
-        return MXFP8Tiles(data, operand, shape[order.index("S")], head_dim, width)
+        options = _Options(_AXES[operand], code, width, form, reader, tuple(sizes))
+        step = q_rows(wanted, width) if is_q else ROWS
+        operation = _operation(order, f"rows/{step}*{step}" if is_q else f"rows/{step}")
+        data = operation({"x": x}, {"elements": NEW}, options, device=device, stream=stream)[0]
+        return MXFP8Tiles(data, operand, shape[order.index("S")], head_dim, width, wanted)
     longest = _longest(x, cu_seqlens, max_seqlen)
     sizes.append(("longest", longest, "max_seqlen"))
-    options = _Options(_AXES[operand], code, width, tuple(sizes))
+    options = _Options(_AXES[operand], code, width, form, reader, tuple(sizes))
     inputs = {"x": x, "cu_seqlens": cu_seqlens}
     data = _PACKED(inputs, {"elements": NEW}, options, device=device, stream=stream)[0]
     return MXFP8Tiles(data, operand, longest, head_dim, width)

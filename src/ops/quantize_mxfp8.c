@@ -2,6 +2,7 @@
 #include "ops/quantize_mxfp8.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #include "runtime/builtin.h"
 #include "runtime/check.h"
@@ -78,6 +79,23 @@ int64_t mxfp8_tile_bytes(bool is_v, int64_t columns) {
     return MXFP8_TILE_ROWS * columns + scales;
 }
 
+int64_t mxfp8_q_row_bytes(int64_t columns) {
+    enum { WORD = 4 };
+    return columns + WORD * (columns / mxfp8_half(columns));
+}
+
+int64_t mxfp8_q_tile_rows(uint32_t precision, int64_t columns) {
+    const bool is_mx = precision == SM120_MXFP8 || precision == SM120_MXFP8_BF16 || precision == SM120_MXFP8_F16;
+    for (uint32_t i = 0; is_mx && i < kernel_record_count; ++i) {
+        const struct kernel_record *const record = kernel_records + i;
+        if (strcmp(record->operation, "attention") == 0 && record->precision == precision &&
+            record->head_dim == columns) {
+            return record->q_rows;
+        }
+    }
+    return 0;
+}
+
 int64_t mxfp8_tile_columns(int64_t head_dim) {
     enum { LEAST = 64 };
     int64_t columns = LEAST;
@@ -98,10 +116,10 @@ static sm120_status check_sequences(const sm120_quantize_mxfp8_args *args) {
                           "sequences = %" PRId64 " and longest = %" PRId64 "; without cu_seqlens they must be 0",
                           args->sequences, args->longest);
     }
-    if ((args->axis != SM120_ALONG_ROWS && args->layout != SM120_MX_TILES) || args->batch != 1) {
+    if ((args->axis != SM120_ALONG_ROWS && args->layout == SM120_MX_LINEAR) || args->batch != 1) {
         return fail(SM120_INVALID_ARGUMENT,
                     "axis = %" PRIu32 " and batch = %" PRId64
-                    "; with cu_seqlens they must be ALONG_ROWS (%d), unless layout is MX_TILES, and 1",
+                    "; with cu_seqlens they must be ALONG_ROWS (%d), unless layout has tiles, and 1",
                     args->axis, args->batch, SM120_ALONG_ROWS);
     }
     if (args->longest < 0 || args->longest > args->rows) {
@@ -115,7 +133,16 @@ static sm120_status check_sequences(const sm120_quantize_mxfp8_args *args) {
 /* Check the members of tiles, and find their columns. */
 static sm120_status check_tiles(const sm120_quantize_mxfp8_args *args, int64_t *columns) {
     const int64_t given = args->tile_columns;
+    const bool is_q = args->layout == SM120_MX_Q_TILES;
     *columns = mxfp8_tile_columns(args->head_dim);
+    if (args->precision != 0 && !is_q) {
+        return fail(SM120_INVALID_ARGUMENT, "precision = %" PRIu32 "; without layout = MX_Q_TILES (%d) it must be 0",
+                    args->precision, SM120_MX_Q_TILES);
+    }
+    if (is_q && args->axis != SM120_ALONG_HEAD_DIM) {
+        return fail(SM120_INVALID_ARGUMENT, "axis = %" PRIu32 "; tiles of q need ALONG_HEAD_DIM (%d)", args->axis,
+                    SM120_ALONG_HEAD_DIM);
+    }
     if (args->layout == SM120_MX_LINEAR) {
         return given == 0 ? SM120_OK
                           : fail(SM120_INVALID_ARGUMENT,
@@ -136,6 +163,11 @@ static sm120_status check_tiles(const sm120_quantize_mxfp8_args *args, int64_t *
                     args->scales);
     }
     *columns = given != 0 ? given : *columns;
+    if (is_q && mxfp8_q_tile_rows(args->precision, *columns) == 0) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "precision = %" PRIu32 "; tiles of q need MXFP8 (%d), MXFP8_BF16 (%d) or MXFP8_F16 (%d)",
+                    args->precision, SM120_MXFP8, SM120_MXFP8_BF16, SM120_MXFP8_F16);
+    }
     return SM120_OK;
 }
 
@@ -156,9 +188,13 @@ static sm120_status check_args(const sm120_quantize_mxfp8_args *args, int64_t *t
         return fail(SM120_INVALID_ARGUMENT, "rounding = %" PRIu32 "; it must be SCALE_UP (%d) or SCALE_FLOOR (%d)",
                     args->rounding, SM120_SCALE_UP, SM120_SCALE_FLOOR);
     }
-    if (args->layout != SM120_MX_LINEAR && args->layout != SM120_MX_TILES) {
-        return fail(SM120_INVALID_ARGUMENT, "layout = %" PRIu32 "; it must be MX_LINEAR (%d) or MX_TILES (%d)",
-                    args->layout, SM120_MX_LINEAR, SM120_MX_TILES);
+    if (args->layout > SM120_MX_Q_TILES) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "layout = %" PRIu32 "; it must be MX_LINEAR (%d), MX_TILES (%d) or MX_Q_TILES (%d)", args->layout,
+                    SM120_MX_LINEAR, SM120_MX_TILES, SM120_MX_Q_TILES);
+    }
+    if (args->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
     }
     sm120_status status = check_shape(&shape, "rows", INT32_MAX);
     status = status == SM120_OK ? check_sequences(args) : status;
@@ -175,6 +211,10 @@ static bool result_bytes(const sm120_quantize_mxfp8_args *args, const struct qua
     const bool along_rows = args->axis == SM120_ALONG_ROWS;
     const int64_t heads = job->shape.batch * job->shape.heads;
     *scales = 0;
+    if (args->layout == SM120_MX_Q_TILES) {
+        return multiply(heads, job->padded_rows, elements) &&
+               multiply(*elements, mxfp8_q_row_bytes(job->padded_columns), elements);
+    }
     if (args->layout == SM120_MX_TILES) {
         return multiply(heads, job->padded_rows / MXFP8_TILE_ROWS, elements) &&
                multiply(*elements, mxfp8_tile_bytes(along_rows, job->padded_columns), elements);
@@ -236,6 +276,16 @@ static struct quantizer job_of(const sm120_quantize_mxfp8_args *args, int64_t ti
         job.padded_rows = (rows + MXFP8_TILE_ROWS - 1) / MXFP8_TILE_ROWS * MXFP8_TILE_ROWS;
         job.padded_columns = tile_columns;
         job.sequences.all_tiles = 0;
+    }
+    if (args->layout == SM120_MX_Q_TILES) {
+        const int64_t step = mxfp8_q_tile_rows(args->precision, tile_columns);
+        job.layout = "q";
+        job.width = mxfp8_half(tile_columns);
+        job.padded_rows = (rows + step - 1) / step * step;
+        job.padded_columns = tile_columns;
+        job.sequences.all_tiles = 0;
+        job.scales = job.elements + (uint64_t)job.shape.batch * (uint64_t)job.shape.heads * (uint64_t)job.padded_rows *
+                                        (uint64_t)tile_columns;
     }
     return job;
 }

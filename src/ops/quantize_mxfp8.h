@@ -11,6 +11,11 @@ enum { MXFP8_TILE_ROWS = 64, MXFP8_WIDEST_TILE = 256 };
 int64_t mxfp8_tile_bytes(bool is_v, int64_t columns);
 int64_t mxfp8_tile_columns(int64_t head_dim);
 
+/* Of tiles of q: the bytes of a row with its scales; the rows to whose multiples a precision's kernels pad, 0: it reads
+ * none. */
+int64_t mxfp8_q_row_bytes(int64_t columns);
+int64_t mxfp8_q_tile_rows(uint32_t precision, int64_t columns);
+
 /* The columns of a half of a tile, or of one that has none. */
 uint32_t mxfp8_half(int64_t columns);
 

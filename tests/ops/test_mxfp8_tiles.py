@@ -90,6 +90,42 @@ def tiles_of(operand: str, pair: Pair, columns: int, lengths: tuple[int, ...] | 
     return np.array(made)
 
 
+def rows_of_q(columns: int, precision: str = "mxfp8") -> int:
+    """The rows to whose multiple kernels pad q: 16 for each warp of a CTA."""
+    return 192 if (columns, precision) == (HALF, "mxfp8") else 128
+
+
+def fragments(x: Array) -> Array:
+    """16 rows as the A fragments of mma.m16n8k32: [k step][lane][4 words of 4 elements]."""
+    steps = x.shape[1] // BLOCK
+    found = np.zeros((steps, 32, 4, 4), np.uint8)
+    for step, lane, word in np.ndindex(steps, 32, 4):
+        row, column = lane // 4 + 8 * (word % 2), BLOCK * step + 16 * (word // 2) + 4 * (lane % 4)
+        found[step, lane, word] = x[row, column : column + 4]
+    return found.reshape(-1)
+
+
+def tiles_of_q(pair: Pair, columns: int, precision: str = "mxfp8") -> Array:
+    """All elements, then all scales; of 256 columns each 64 rows of the first half, then those of the second."""
+    elements, scales = (x.view(np.uint8) for x in pair)
+    batch, heads, rows, _ = elements.shape
+    step = rows_of_q(columns, precision)
+    padded = -(-rows // step) * step
+    room = np.zeros((batch * heads, padded, columns), np.uint8)
+    factors = np.zeros((batch * heads, padded, 4 * max(1, columns // HALF)), np.uint8)
+    room[:, :rows, : elements.shape[3]] = elements.reshape(batch * heads, rows, -1)
+    factors[:, :rows, : scales.shape[3]] = scales.reshape(batch * heads, rows, -1)
+    parts: list[Array] = []
+    words: list[Array] = []
+    for head, of_head in zip(room, factors, strict=True):
+        for block in range(0, padded, 64):
+            for at in range(0, columns, HALF):
+                half = head[block : block + 64, at : at + HALF]
+                parts += [fragments(half[group : group + 16]) for group in range(0, 64, 16)]
+                words.append(of_head[block : block + 64, at // BLOCK :][:, :4].reshape(-1))
+    return np.concatenate([*parts, *words]).reshape(batch, heads, padded, -1)
+
+
 def sequences_of(x: Array, lengths: tuple[int, ...], *, packed: bool) -> Array:
     """A batch for each sequence, with the rows of the longest, from a packed tensor."""
     made = np.zeros((len(lengths), x.shape[1], max(1, *lengths), x.shape[3]), x.dtype)
@@ -141,6 +177,20 @@ def test_tiles_equal_the_definition(
             assert np.array_equal(got.data.numpy(), wanted)
 
 
+@pytest.mark.parametrize("precision", ["mxfp8", "mxfp8_bf16", "mxfp8_f16"])
+@pytest.mark.parametrize(("rows", "head_dim"), [(1, 8), (128, 64), (129, 72), (193, 128), (70, 136), (130, 256)])
+def test_tiles_of_q_equal_the_definition(
+    device: pysm120.Device, rng: np.random.Generator, rows: int, head_dim: int, precision: str
+) -> None:
+    x = (rng.standard_normal((2, rows, 3, head_dim)) * np.exp2(rng.integers(-9, 9, (2, rows, 3, 1)))).astype(np.float32)
+    wanted = tiles_of_q(along_head(x.transpose(0, 2, 1, 3)), columns_of(head_dim), precision)
+    got = pysm120.quantize_mxfp8_tiles(device.array(x), "q", precision=precision)
+    assert np.array_equal(got.data.numpy(), wanted)
+    turned = np.ascontiguousarray(x.transpose(0, 2, 1, 3))
+    host = pysm120.quantize_mxfp8_tiles(turned, "q", layout="BHSD", precision=precision, device=device)
+    assert np.array_equal(host.data, wanted)
+
+
 @pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("operand", AXES)
 @pytest.mark.parametrize("starts", [[0, 130], [3, 40, 40, 60, 130], [129, 129, 130], [0, 0]], ids=str)
@@ -169,7 +219,10 @@ def test_tiles_of_packed_sequences(
 
 
 WRONG = [
-    ("layout", 2, "INVALID_ARGUMENT", r"layout = 2; it must be MX_LINEAR \(0\) or MX_TILES \(1\)"),
+    ("layout", 3, "INVALID_ARGUMENT", r"layout = 3; it must be MX_LINEAR \(0\), MX_TILES \(1\) or MX_Q_TILES \(2\)"),
+    ("layout", 2, "INVALID_ARGUMENT", r"precision = 0; tiles of q need MXFP8 \(1\), MXFP8_BF16 \(2\) or MXFP8_F16"),
+    ("precision", 1, "INVALID_ARGUMENT", r"precision = 1; without layout = MX_Q_TILES \(2\) it must be 0"),
+    ("reserved", 1, "INVALID_ARGUMENT", "reserved = 1; it must be 0"),
     ("scales", 4096, "INVALID_ARGUMENT", "scales = 0x1000; tiles hold their scales, so it must be 0"),
     (
         "tile_columns",
@@ -220,6 +273,31 @@ def test_wrong_members_of_the_quantiser(opened: OpenDevice, member: str, value: 
         raise ValueError(message)
 
 
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"axis": lib.SM120_ALONG_ROWS}, r"axis = 1; tiles of q need ALONG_HEAD_DIM \(0\)"),
+        ({"precision": lib.SM120_NVFP4}, "precision = 4; tiles of q need MXFP8"),
+        ({}, "past the end"),
+    ],
+)
+def test_wrong_members_for_tiles_of_q(opened: OpenDevice, members: dict[str, int], words: str) -> None:
+    """The buffer holds 64 rows, and q is padded to 192."""
+    try:
+        args, allocated = quantise_args(opened)
+        args.layout, args.precision = lib.SM120_MX_Q_TILES, lib.SM120_MXFP8
+        for member, value in members.items():
+            setattr(args, member, value)
+        got = lib.sm120_quantize_mxfp8(opened.handle, args)
+        message = ffi.string(lib.sm120_last_error()).decode()
+        check(lib.sm120_free(opened.handle, allocated[0]))
+    finally:
+        opened.release()
+    assert got == lib.SM120_INVALID_ARGUMENT
+    with pytest.raises(ValueError, match=words):
+        raise ValueError(message)
+
+
 def test_columns_without_tiles(opened: OpenDevice) -> None:
     try:
         args, allocated = quantise_args(opened)
@@ -237,15 +315,20 @@ def test_columns_without_tiles(opened: OpenDevice) -> None:
 
 
 def tiles_for(problem: Problem) -> dict[str, Array]:
-    """K and v of a problem as tiles."""
+    """K and v of a problem as tiles, and q where its scale is above 0."""
     case = problem.case
     columns = columns_of(case.head_dim, case.v_head_dim or 0)
+    found = {}
+    if problem.scale > 0:
+        q = sequences_of(problem.q, case.q_lengths, packed=True) if case.q_packed else problem.q
+        found["q"] = tiles_of_q(along_head(q), columns, str(case.precision))
     k, v = along_head(problem.k), along_rows(problem.v, case.kv_lengths, packed=case.kv_packed)
     if not case.kv_packed:
-        return {"k": tiles_of("k", k, columns, case.kv_lengths), "v": tiles_of("v", v, columns, case.kv_lengths)}
+        tiles = {name: tiles_of(name, x, columns, case.kv_lengths) for name, x in (("k", k), ("v", v))}
+        return found | tiles
     each = {name: sequences_of(getattr(problem, name), case.kv_lengths, packed=True) for name in "kv"}
     lengths = case.kv_lengths
-    return {
+    return found | {
         "k": tiles_of("k", along_head(each["k"]), columns, lengths),
         "v": tiles_of("v", along_rows(each["v"], lengths), columns, lengths),
     }
@@ -294,7 +377,10 @@ def test_the_bits_of_the_tensors_that_were_quantised(opened: OpenDevice, rng: np
     [
         ("mxfp8", "bfloat16", "k"),
         ("mxfp8", "float32", "v"),
+        ("mxfp8", "float16", "q"),
         ("mxfp8_bf16", "bfloat16", "k"),
+        ("mxfp8_bf16", "bfloat16", "qk"),
+        ("mxfp8_f16", "float16", "q"),
         ("mxfp8_f16", "float16", "k"),
         ("nvfp4_mxfp8", "bfloat16", "v"),
     ],
@@ -314,6 +400,7 @@ def test_each_operand_and_precision(
     assert np.array_equal(wanted.view(np.uint8), got.view(np.uint8))
     assert np.array_equal(sums.view(np.uint32), logs.view(np.uint32))
     assert all_bytes - rest == sum(x.nbytes for x in tiles.values())
+    assert rest == 0 or names != "qk" or not causal  # without a mask, splits need some
 
 
 def simple(opened: OpenDevice, rng: np.random.Generator) -> tuple[Any, Buffer, Buffer]:
@@ -323,7 +410,7 @@ def simple(opened: OpenDevice, rng: np.random.Generator) -> tuple[Any, Buffer, B
     args.precision = lib.SM120_MXFP8
     fill_features(opened, args, problem)
     write(opened, args.q, problem.q, "BSHD", 0)
-    for name, x in tiles_for(problem).items():
+    for name, x in ((name, x) for name, x in tiles_for(problem).items() if name != "q"):
         write(opened, getattr(args, name), x, "BHSD", 0, lib.SM120_U8)
     o = Buffer(opened, problem.q.shape, np.float32)
     tensor(args.o, o)
@@ -344,7 +431,7 @@ WRONG_TILES = [
     ("k.reserved", 1, "INVALID_ARGUMENT", "k.reserved = 1"),
     ("k_blocks.address", 4096, "INVALID_ARGUMENT", "k_blocks is given, but tiles of k hold their scales"),
     ("past_rows", 3, "UNSUPPORTED", "k in tiles with past_rows = 3"),
-    ("q.dtype", lib.SM120_U8, "UNSUPPORTED", "q.dtype"),
+    ("q.dtype", lib.SM120_U8, "INVALID_ARGUMENT", "q.batch_stride = .*; tiles of 64 columns are dense, .* 17408"),
     ("precision", lib.SM120_MXFP8_BF16, "UNSUPPORTED", "v.dtype"),
     ("precision", lib.SM120_NVFP4, "UNSUPPORTED", "k.dtype"),
     ("precision", lib.SM120_BF16, "UNSUPPORTED", "k.dtype"),
@@ -372,6 +459,19 @@ def test_wrong_tiles(
     assert got == getattr(lib, f"SM120_{status}"), message
     with pytest.raises(ValueError, match=words):
         raise ValueError(message)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.1])
+def test_tiles_of_q_have_no_sign(opened: OpenDevice, rng: np.random.Generator, scale: float) -> None:
+    try:
+        args, _, workspace = simple(opened, rng)
+        args.q.dtype, args.scale = lib.SM120_U8, scale
+        got = lib.sm120_attention(opened.handle, args, workspace.address, 1 << 18)
+        message = ffi.string(lib.sm120_last_error()).decode()
+    finally:
+        opened.release()
+    assert got == lib.SM120_UNSUPPORTED
+    assert message == f"scale = {scale:g}; with q in tiles it must be above 0"
 
 
 def test_addresses_of_tiles(opened: OpenDevice, rng: np.random.Generator) -> None:
@@ -421,8 +521,9 @@ def test_tiles_in_python(
     v8 = pysm120.quantize_mxfp8_tiles(v, "v", layout=layout, columns=columns, device=device)
     options: dict[str, Any] = {"layout": layout, "causal": True, "return_lse": True, "device": device}
     wanted, sums = pysm120.attention(q, k, v, precision="mxfp8", **options)
-    for keys, values in ((k8, v8), (k8, v), (k, v8)):
-        got, logs = pysm120.attention(q, keys, values, precision="mxfp8", **options)
+    q8 = pysm120.quantize_mxfp8_tiles(q, "q", layout=layout, columns=columns, device=device)
+    for rows, keys, values in ((q, k8, v8), (q, k8, v), (q, k, v8), (q8, k8, v8), (q8, k, v)):
+        got, logs = pysm120.attention(rows, keys, values, precision="mxfp8", **options)
         if where == "device":
             got, logs = got.numpy(), logs.numpy()
         assert np.array_equal((wanted if where == "host" else wanted.numpy()).view(np.uint16), got.view(np.uint16))
@@ -467,6 +568,10 @@ def test_one_launch_less_for_each_operand(rng: np.random.Generator) -> None:
             pysm120.attention(q, k8, v8)
         names = {x.kernel for x in profile.statements}
         assert names == {"quantize_mxfp8_bf16_q_d64", "attention_mxfp8_128x64_d64"}
+        q8 = pysm120.quantize_mxfp8_tiles(q, "q")
+        with device.profile() as profile:
+            pysm120.attention(q8, k8, v8)
+        assert {x.kernel for x in profile.statements} == {"attention_mxfp8_128x64_d64"}
 
 
 def test_tiles_that_changed(device: pysm120.Device, rng: np.random.Generator) -> None:
@@ -489,8 +594,23 @@ def made(operand: str = "k", columns: int | None = None, rows: int = 70, head_di
     return pysm120.MXFP8Tiles(data, operand, rows, head_dim, width)
 
 
+def of_q(head_dim: int = 64) -> Any:
+    return pysm120.MXFP8Tiles(np.zeros((1, 2, 128, 68), np.uint8), "q", 3, head_dim, 64)
+
+
 REFUSED: dict[str, tuple[type[Exception], str, Any]] = {
-    "q": (ValueError, "q is tiles of k; attention takes such tiles as k alone", lambda: {"q": made()}),
+    "k as q": (ValueError, "q is tiles of k; attention takes such tiles as k alone", lambda: {"q": made()}),
+    "precision of q": (
+        ValueError,
+        "q is tiles for precision 'mxfp8', but precision is 'mxfp8_f16': quantise it with precision='mxfp8_f16'",
+        lambda: {"q": of_q(), "k": X.astype("f2"), "v": X.astype("f2"), "precision": "mxfp8_f16"},
+    ),
+    "scale of q": (
+        pysm120.UnsupportedError,
+        "scale = -1; with q in tiles it must be above 0",
+        lambda: {"q": of_q(), "scale": -1.0},
+    ),
+    "head size of q": (ValueError, "k has shape .*, but q has head_dim = 32", lambda: {"q": of_q(head_dim=32)}),
     "v as k": (ValueError, "k is tiles of v; attention takes such tiles as v alone", lambda: {"k": made("v")}),
     "columns": (
         ValueError,
@@ -543,10 +663,25 @@ def test_wrong_packed_calls(device: pysm120.Device) -> None:
         pysm120.attention_varlen(x, made(rows=60), x, ends, ends, device=device)
     with pytest.raises(ValueError, match="max_seqlen_k is 80, but the tiles of k have 70 rows"):
         pysm120.attention_varlen(x, made(), x, ends, ends, max_seqlen_k=80, device=device)
+    with pytest.raises(ValueError, match="q is tiles, which packed sequences do not support"):
+        pysm120.attention_varlen(of_q(), x, x, ends, ends, device=device)
 
 
 REFUSED_TILES: dict[str, tuple[type[Exception], str, Any, dict[str, Any]]] = {
-    "operand": (ValueError, "operand is 'q', not one of 'k', 'v'", X, {"operand": "q"}),
+    "operand": (ValueError, "operand is 'o', not one of 'q', 'k', 'v'", X, {"operand": "o"}),
+    "precision of k": (ValueError, "precision is 'mxfp8', but only tiles of q", X, {"precision": "mxfp8"}),
+    "precision of q": (
+        ValueError,
+        "precision is 'nvfp4', not one of 'mxfp8', ",
+        X,
+        {"operand": "q", "precision": "nvfp4"},
+    ),
+    "packed q": (
+        ValueError,
+        "packed sequences of q have no tiles",
+        X[0],
+        {"operand": "q", "cu_seqlens": np.array([0, 70], np.int32)},
+    ),
     "no array": (TypeError, "x has shape", None, {}),
     "three dimensions": (ValueError, r"x has shape \(70, 2, 64\), not of four dimensions", X[0], {}),
     "head size": (ValueError, "x has head size 264; tiles hold 1 to 256", np.ones((1, 1, 1, 264), np.float32), {}),

@@ -46,7 +46,7 @@ struct plan {
     const struct form *qk, *v;                /* v NULL: P V in 16 bits, v is read in place */
     struct shape q_shape, k_shape;            /* packed: a batch for each sequence, with the rows of the longest one */
     int64_t padded_q, padded_past, padded_kv; /* rows, rounded up to whole tiles */
-    bool is_smoothed;
+    bool is_question, is_smoothed;
     int64_t mean_rows, q_means; /* rows of a mean of q; means of a head */
     struct split split;
     struct areas areas;
@@ -86,7 +86,8 @@ static sm120_status lay_out(struct plan *plan) {
     const int64_t keys = plan->padded_past + plan->padded_kv;
     const struct form *const qk = plan->qk, *const of_v = plan->v;
     const int64_t elements = element_bytes(qk, width), q_scales = scale_bytes(qk, width);
-    const bool has_k = !attention_is_tiles(&plan->call->k), has_v = of_v != NULL && !attention_is_tiles(&plan->call->v);
+    const bool has_q = !attention_is_tiles(&plan->call->q), has_k = !attention_is_tiles(&plan->call->k);
+    const bool has_v = of_v != NULL && !attention_is_tiles(&plan->call->v);
     const int64_t v_rows = has_v ? keys / of_v->rows : 0;
     const int64_t v_bytes = of_v != NULL ? element_bytes(of_v, width) + scale_bytes(of_v, width) : 0;
     const int64_t number = (int64_t)sizeof(float);
@@ -97,8 +98,8 @@ static sm120_status lay_out(struct plan *plan) {
     const struct {
         int64_t heads, rows, row_bytes, *begin;
     } list[] = {
-        {q_heads, plan->padded_q, elements, &areas->q_elements},
-        {q_heads, plan->padded_q, q_scales, &areas->q_scales},
+        {q_heads, has_q ? plan->padded_q : 0, elements, &areas->q_elements},
+        {q_heads, has_q ? plan->padded_q : 0, q_scales, &areas->q_scales},
         {kv_heads, has_k ? keys : 0, elements + q_scales, &areas->k_tiles},
         {kv_heads, v_rows, v_bytes, &areas->v_tiles},
         {1, 1, plan->split.bytes, &areas->splits},
@@ -142,7 +143,8 @@ static sm120_status make_plan(const struct device *device, const struct attentio
         (plan->v != NULL && plan->record->kv_rows % plan->v->rows != 0)) {
         return fail(SM120_INTERNAL, "%s has an invalid tile in its record", plan->record->entry);
     }
-    if ((attention_is_tiles(&call->k) || attention_is_tiles(&call->v)) &&
+    const bool has_tiles = attention_is_tiles(&call->q) || attention_is_tiles(&call->k) || attention_is_tiles(&call->v);
+    if (has_tiles &&
         (plan->record->kv_rows != MXFP8_TILE_ROWS || plan->record->head_dim != attention_tile_columns(call))) {
         return fail(SM120_INTERNAL, "%s does not read tiles as sm120_quantize_mxfp8 writes them", plan->record->entry);
     }
@@ -169,7 +171,7 @@ struct launches {
     struct split_launch adds; /* adds up the splits */
 };
 
-/* Where the kernel reads the tiles of k, or of v. */
+/* Where the kernel reads an operand: tiles that are given, or an area of the workspace. */
 static sm120_address tiles_at(const struct tensor *x, sm120_address workspace, int64_t area) {
     return attention_is_tiles(x) ? x->address : workspace + (uint64_t)area;
 }
@@ -193,8 +195,11 @@ static sm120_status describe_values(const struct device *device, const struct pl
 /* Fill in the parameters of the attention kernel. A kernel without features reads only those before `sequence`. */
 static sm120_status fill(const struct device *device, const struct plan *plan, sm120_address workspace,
                          struct launches *l, struct arguments *arguments) {
-    const sm120_address q_elements = workspace + (uint64_t)plan->areas.q_elements;
-    const sm120_address q_scales = workspace + (uint64_t)plan->areas.q_scales;
+    const sm120_address q_elements = tiles_at(&plan->call->q, workspace, plan->areas.q_elements);
+    const uint64_t of_q = (uint64_t)(plan->q_shape.batch * plan->q_shape.heads * plan->padded_q);
+    const bool has_q = !attention_is_tiles(&plan->call->q);
+    const sm120_address q_scales =
+        has_q ? workspace + (uint64_t)plan->areas.q_scales : q_elements + of_q * plan->record->head_dim;
     const sm120_address k_tiles = tiles_at(&plan->call->k, workspace, plan->areas.k_tiles);
     const sm120_address v_tiles = tiles_at(&plan->call->v, workspace, plan->areas.v_tiles);
     const struct splits_parameters splits = attention_splits_at(&plan->split, workspace + (uint64_t)plan->areas.splits);
@@ -213,7 +218,7 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
                                                      .sequence = sequence};
         *arguments = ARGUMENTS(a);
         /* A query for the size makes no map, because the address of v may still be 0. */
-        return workspace != 0 ? describe_values(device, plan, a) : SM120_OK;
+        return !plan->is_question ? describe_values(device, plan, a) : SM120_OK;
     }
     if (plan->qk == &nvfp4) {
         struct attention_nvfp4_any_parameters *const a = &l->values.nvfp4;
@@ -376,7 +381,7 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
         bool is_there;
         struct quantizer job;
     } list[] = {
-        {true, q},
+        {!attention_is_tiles(&call->q), q},
         {!attention_is_tiles(&call->k), keys_of(plan, plan->qk, ATTENTION_K, &call->k, k_dim, k_tiles, of_k)},
         {has_v && !attention_is_tiles(&call->v), keys_of(plan, of_v, ATTENTION_V, &call->v, v_dim, v_tiles, none)},
         {has_past, keys_of(plan, plan->qk, ATTENTION_PAST_K, &call->past_k, past_k_dim, k_tiles, of_k)},
@@ -413,6 +418,7 @@ sm120_status attention_mxfp8(struct device *device, const struct attention *call
     struct plan plan;
     struct launches launches;
     sm120_status status = make_plan(device, call, &plan);
+    plan.is_question = workspace->is_question;
     if (status == SM120_OK && !workspace->is_question) {
         status = attention_check_places(device, call, workspace, plan.areas.end);
     }

@@ -10,7 +10,7 @@ static bool is_in_place(const struct attention *call) {
            q->head_stride == o->head_stride && q->row_stride == o->row_stride;
 }
 
-/* The memory of k or v. */
+/* The memory of q, k or v. */
 static struct place place_of(const struct tensor *x, const struct shape *shape) {
     return attention_is_tiles(x) ? place_array(x->name, x->address, x->bytes, TENSOR_ALIGNMENT, PLACE_READ)
                                  : place_tensor(x, shape, PLACE_READ);
@@ -23,7 +23,7 @@ sm120_status attention_check_places(struct device *device, const struct attentio
     const int64_t slopes = 4 * (args->alibi_batch_stride * (args->batch - 1) + args->heads);
     struct place places[32];
     size_t count = 0;
-    const struct tensor *const tiles[] = {&call->k, &call->v};
+    const struct tensor *const tiles[] = {&call->q, &call->k, &call->v};
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; ++i) {
         const bool are_tiles = attention_is_tiles(tiles[i]);
         const sm120_status status =
@@ -32,8 +32,8 @@ sm120_status attention_check_places(struct device *device, const struct attentio
             return status;
         }
     }
-    if (!is_in_place(call)) { /* else o stands for both */
-        places[count++] = place_tensor(&call->q, &call->q_shape, PLACE_READ);
+    if (attention_is_tiles(&call->q) || !is_in_place(call)) { /* else o stands for both */
+        places[count++] = place_of(&call->q, &call->q_shape);
     }
     places[count++] = place_of(&call->k, &call->k_shape);
     places[count++] = place_of(&call->v, &call->v_shape);

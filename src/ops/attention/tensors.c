@@ -59,38 +59,45 @@ static bool is_tiles(const struct precision *precision, const struct operand *x)
            (x->is_v ? precision->has_v_blocks : precision->has_qk_blocks);
 }
 
-/* Check k or v in tiles. Their memory is dense. */
+/* Check an operand in tiles, or rows of q. Their memory is dense. */
 static sm120_status check_tiles(const struct attention *call, const struct operand *x) {
     const sm120_attention_args *const args = call->args;
-    const int64_t tiles = (args->kv_rows + MXFP8_TILE_ROWS - 1) / MXFP8_TILE_ROWS;
-    const int64_t bytes = mxfp8_tile_bytes(x->is_v, attention_tile_columns(call));
+    const bool is_q = x->tensor == &call->q;
+    const int64_t columns = attention_tile_columns(call);
+    const int64_t step = is_q ? mxfp8_q_tile_rows(args->precision, columns) : MXFP8_TILE_ROWS;
+    const int64_t kv_tiles = (args->kv_rows + MXFP8_TILE_ROWS - 1) / MXFP8_TILE_ROWS;
+    const int64_t tiles = is_q ? (args->q_rows + step - 1) / step * step : kv_tiles;
+    const int64_t bytes = is_q ? mxfp8_q_row_bytes(columns) : mxfp8_tile_bytes(x->is_v, columns);
+    const int64_t heads = is_q ? args->heads : args->kv_heads;
     int64_t head = 0, batch = 0, all = 0;
+    if (is_q && !(args->scale > 0.0f)) {
+        return fail(SM120_UNSUPPORTED, "scale = %g; with q in tiles it must be above 0", (double)args->scale);
+    }
     if (x->given_blocks->address != 0) {
         return fail(SM120_INVALID_ARGUMENT, "%s is given, but tiles of %s hold their scales", x->blocks_name, x->name);
     }
-    if (args->past_rows != 0) {
+    if (args->past_rows != 0 && !is_q) {
         return fail(SM120_UNSUPPORTED, "%s in tiles with past_rows = %" PRId64 "; a past needs other tensors", x->name,
                     args->past_rows);
     }
     if (x->given->reserved != 0) {
         return fail(SM120_INVALID_ARGUMENT, "%s.reserved = %" PRIu32 "; it must be 0", x->name, x->given->reserved);
     }
-    if (!multiply(tiles, bytes, &head) || !multiply(args->kv_heads, head, &batch) ||
-        !multiply(args->batch, batch, &all)) {
-        return fail(SM120_UNSUPPORTED, "%s: tiles of batch * kv_heads = %" PRId64 " * %" PRId64 " exceed 2^63 bytes",
-                    x->name, args->batch, args->kv_heads);
+    if (!multiply(tiles, bytes, &head) || !multiply(heads, head, &batch) || !multiply(args->batch, batch, &all)) {
+        return fail(SM120_UNSUPPORTED, "%s: tiles of batch * heads = %" PRId64 " * %" PRId64 " exceed 2^63 bytes",
+                    x->name, args->batch, heads);
     }
     const struct {
         const char *name;
         int64_t count, given, dense;
     } strides[] = {{"batch_stride", args->batch, x->given->batch_stride, batch},
-                   {"head_stride", args->kv_heads, x->given->head_stride, head},
+                   {"head_stride", heads, x->given->head_stride, head},
                    {"row_stride", tiles, x->given->row_stride, bytes}};
     for (size_t i = 0; i < sizeof strides / sizeof *strides; ++i) {
         if (strides[i].count > 1 && strides[i].given != strides[i].dense) {
             return fail(SM120_INVALID_ARGUMENT,
                         "%s.%s = %" PRId64 "; tiles of %" PRId64 " columns are dense, so it must be %" PRId64, x->name,
-                        strides[i].name, strides[i].given, attention_tile_columns(call), strides[i].dense);
+                        strides[i].name, strides[i].given, columns, strides[i].dense);
         }
     }
     *x->tensor = (struct tensor){.name = x->name, .address = x->given->address, .dtype = SM120_U8, .bytes = all};
@@ -129,7 +136,7 @@ sm120_status attention_check_tensors(struct attention *call, const struct precis
     struct blocks *const blocks = call->blocks;
     const struct operand list[ATTENTION_OPERANDS] = {
         [ATTENTION_Q] = {"q", "q_blocks", &args->q, &args->q_blocks, &call->q_shape, &call->q, blocks + ATTENTION_Q,
-                         false, false},
+                         false, true},
         [ATTENTION_K] = {"k", "k_blocks", &args->k, &args->k_blocks, &call->k_shape, &call->k, blocks + ATTENTION_K,
                          false, true},
         [ATTENTION_V] = {"v", "v_blocks", &args->v, &args->v_blocks, &call->v_shape, &call->v, blocks + ATTENTION_V,
