@@ -141,6 +141,25 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[pysm120.Device], Any]]]
 }
 
 
+@pytest.mark.parametrize("begin", [16, 300, 750])
+def test_a_result_without_gaps_over_rows_with_gaps(device: pysm120.Device, begin: int) -> None:
+    """Whatever the strides of the other: its first or last row lies in the result."""
+    flat = device.zeros((2048,), BF16)
+    gaps = flat[400:784].reshape(1, 4, 2, 48)[..., :32]
+    k = flat[begin : begin + 192].reshape(3, 2, 32)
+    free = [device.zeros((1, 4, 2, 32), BF16), device.zeros((3, 2, 32), BF16)]
+    slots = device.array(np.array([0, 1, 2]))
+
+    def call() -> None:
+        pysm120.kv_cache_gather(free[0], gaps, slots, k=k, v=free[1])
+
+    if begin == 16:  # before the cache
+        call()
+        return
+    with pytest.raises(ValueError, match="k .* and v_cache .* overlap"):
+        call()
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_calls(device: pysm120.Device, case: str) -> None:
     kind, message, call = REFUSED[case]
