@@ -156,7 +156,7 @@ def test_a_result_without_gaps_over_rows_with_gaps(device: pysm120.Device, begin
     if begin == 16:  # before the cache
         call()
         return
-    with pytest.raises(ValueError, match="k .* and v_cache .* overlap"):
+    with pytest.raises(ValueError, match=r"k .* and v_cache .* overlap"):
         call()
 
 
