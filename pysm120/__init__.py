@@ -22,6 +22,7 @@ from pysm120.ops.copy_batch import CopyList, copy_batch
 from pysm120.ops.kv_cache import kv_cache_append, kv_cache_gather
 from pysm120.ops.matvec import matvec, matvec_glu
 from pysm120.ops.quantize import quantize_mxfp8, quantize_nvfp4, repack_scales
+from pysm120.ops.tiles import MXFP8Tiles, quantize_mxfp8_tiles
 from pysm120.ops.weights import QuantizedMatrix, dequantize, repack
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.context import DeviceInfo, Event, Stream
@@ -62,6 +63,7 @@ __all__ = [
     "InvalidProgramError",
     "Kernel",
     "KernelInfo",
+    "MXFP8Tiles",
     "MisalignedError",
     "Module",
     "NoDeviceError",
@@ -94,6 +96,7 @@ __all__ = [
     "matvec_glu",
     "merge_states",
     "quantize_mxfp8",
+    "quantize_mxfp8_tiles",
     "quantize_nvfp4",
     "recommend",
     "repack",

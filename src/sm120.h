@@ -618,7 +618,12 @@ typedef struct sm120_attention_args {
      * [batch][heads][rows][ceil(head_dim / 32)]. MXFP8 and NVFP4_MXFP8 take such v and past_v, with scales along rows:
      * [batch][kv_heads][ceil(rows / 32)][v_head_dim]. With cu_seqlens_k, v_blocks is
      * [kv_heads][ceil(kv_total / 32) + batch - 1][v_head_dim], and the blocks of sequence b begin at its first row;
-     * their scales at row cu_seqlens_k[b] / 32 + b. Other operands have F32, F16 or BF16. Strides of 0 broadcast. */
+     * their scales at row cu_seqlens_k[b] / 32 + b. Other operands have F32, F16 or BF16. Strides of 0 broadcast.
+     * k and v may also be tiles as sm120_quantize_mxfp8 writes them: tensors in U8, [batch][kv_heads][ceil(kv_rows /
+     * 64)][bytes of a tile], dense, 16-byte aligned, without scales and without a past. Kernels read them in place. The
+     * columns of a tile are the least of 64, 128 and 256 that hold head_dim and v_head_dim. q may be tiles too, with
+     * scale above 0: [batch][heads][padded rows][68, 132 or 264 bytes]. With cu_seqlens_k, tiles
+     * have a batch for each sequence, with the rows of the longest. Rows of v behind kv_lengths must not be NaN. */
     sm120_tensor q_blocks, k_blocks, v_blocks, past_k_blocks, past_v_blocks;
 } sm120_attention_args;
 
@@ -687,15 +692,17 @@ SM120_API sm120_status sm120_attention_backward(sm120_device *device, const sm12
                                                 sm120_address workspace, size_t workspace_bytes);
 
 /* Attention of the last rows of sequences and a cache of keys and values: o = softmax(scale * q k^T) v, and lse, as in
- * sm120_attention. Calls of more than 128 rows, without tree_mask and num_splits, use the kernels of sm120_attention,
- * which read pages and caches in 8 or 4 bits from a copy in the workspace, in q's dtype. The cache is dense or in
- * pages: k and v are [pages][kv_heads][page_rows][head_dim]. Key n of a sequence is in row n % page_rows of its page n
- * / page_rows. dense         page_table 0: sequence b is page b, and pages = batch table         page_table: i32
- * [batch][table_pages], kv_lengths: the keys of each sequence page lists    page_indptr: i32 [batch + 1]; the pages of
- * sequence b are page_table[page_indptr[b]] to page_table[page_indptr[b + 1] - 1], of table_pages in all, and the last
- * of them holds last_page[b] keys The kernel reads lengths and page numbers, so a captured call may be replayed with
- * other ones. Keys of a page that is not from 0 to pages - 1 are not seen, and their memory is not read. Of more than
- * 128 rows, the keys behind such a page are not seen either. Numbers of pages outside the table are not read either.
+ * sm120_attention. Calls of more than 128 rows, and of fewer where it is estimated to be faster, use the kernels of
+ * sm120_attention, which read pages and caches in 8 or 4 bits from a copy in the workspace, in q's dtype; calls with
+ * tree_mask or num_splits never do. The cache is dense or in pages: k and v are [pages][kv_heads][page_rows][head_dim].
+ * Key n of a sequence is in row n % page_rows of its page n / page_rows.
+ *   dense         page_table 0: sequence b is page b, and pages = batch
+ *   table         page_table: i32 [batch][table_pages], kv_lengths: the keys of each sequence
+ *   page lists    page_indptr: i32 [batch + 1]; the pages of sequence b are page_table[page_indptr[b]] to
+ *                 page_table[page_indptr[b + 1] - 1], of table_pages in all; the last holds last_page[b] keys
+ * The kernel reads lengths and page numbers, so a captured call may be replayed with other ones. Keys of a page that is
+ * not from 0 to pages - 1 are not seen, and their memory is not read. With the kernels of sm120_attention, the keys
+ * behind such a page are not seen either. Numbers of pages outside the table are not read either.
  * Row i sees key j if i + d - window_left <= j <= i + d + window_right, with d = keys - q_rows. */
 typedef struct sm120_attention_with_kv_cache_args {
     uint32_t size;                                    /* sizeof(sm120_attention_with_kv_cache_args) */
@@ -729,7 +736,7 @@ typedef struct sm120_attention_with_kv_cache_args {
     sm120_tensor k_scale, v_scale;
 } sm120_attention_with_kv_cache_args;
 
-/* Write the size of the workspace, and compute attention. Calls of one split and at most 128 rows need none. */
+/* Write the size of the workspace, and compute attention. Calls with num_splits = 1 need none. */
 SM120_API sm120_status sm120_attention_with_kv_cache_workspace(sm120_device *device,
                                                                const sm120_attention_with_kv_cache_args *args,
                                                                size_t *workspace_bytes);
@@ -754,33 +761,46 @@ typedef struct sm120_merge_states_args {
 
 SM120_API sm120_status sm120_merge_states(sm120_device *device, const sm120_merge_states_args *args);
 
-enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 }; /* axis */
-enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };      /* rounding */
+enum { SM120_ALONG_HEAD_DIM = 0, SM120_ALONG_ROWS = 1 };                /* axis */
+enum { SM120_SCALE_UP = 0, SM120_SCALE_FLOOR = 1 };                     /* rounding */
+enum { SM120_MX_LINEAR = 0, SM120_MX_TILES = 1, SM120_MX_Q_TILES = 2 }; /* layout */
 
 /* Quantisation to OCP MX: blocks of 32 along the axis, x ~ e4m3 element * 2^(e8m0 byte - 127).
  * SM120_SCALE_UP: the scale is the smallest power of two with which no element saturates.
  * SM120_SCALE_FLOOR: the OCP rule, 2^(floor(log2 amax) - 8); elements saturate at 448.
  * A block with a NaN or an infinity gets the scale NaN (0xff) and elements NaN (0x7f). The last block of an axis may be
- * short. */
+ * short.
+ * SM120_MX_TILES is the layout in which the kernels of sm120_attention read k (ALONG_HEAD_DIM) and v (ALONG_ROWS): 64
+ * rows and tile_columns columns with their scales, padded with zeros. SM120_MX_Q_TILES: as they read q; rows are padded
+ * to a multiple of the kernel's q_rows, 192 in SM120_MXFP8 with 128 columns, else 128. docs/reference/attention.md
+ * describes a tile. */
 typedef struct sm120_quantize_mxfp8_args {
     uint32_t size;                        /* sizeof(sm120_quantize_mxfp8_args) */
     uint32_t axis;                        /* SM120_ALONG_HEAD_DIM or SM120_ALONG_ROWS */
     uint32_t rounding;                    /* SM120_SCALE_UP or SM120_SCALE_FLOOR */
-    uint32_t reserved;                    /* 0 */
+    uint32_t layout;                      /* SM120_MX_LINEAR or SM120_MX_TILES */
     int64_t batch, heads, rows, head_dim; /* head_dim: a multiple of 8 */
     sm120_tensor x;                       /* F32, F16 or BF16 */
-    sm120_address elements;               /* e4m3 [batch][heads][rows][head_dim], contiguous, 16-byte aligned */
-    sm120_address scales;                 /* e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
-                                             [batch][heads][ceil(rows/32)][head_dim] along rows */
+    sm120_address elements;               /* e4m3 [batch][heads][rows][head_dim], contiguous, 16-byte aligned. Tiles:
+                                             u8 [batch][heads][ceil(rows/64)][bytes of a tile]. k: 4352, 8448 or 16896
+                                             bytes for 64, 128 or 256 columns; v: 4224, 8448 or 16896. q: all elements,
+                                             then all scales, [batch][heads][padded rows][68, 132 or 264 bytes] in all */
+    sm120_address scales; /* 0 for tiles; else e8m0 [batch][heads][rows][ceil(head_dim/32)] along head_dim,
+                             [batch][heads][ceil(rows/32)][head_dim] along rows */
     sm120_stream stream;
 
-    /* Packed sequences, along rows alone: i32 [sequences + 1], where each begins, as in sm120_attention_args; 0: none.
-     * batch is 1. Each sequence begins with a new block, as v_blocks of attention need it: scales are
-     * [heads][ceil(rows/32) + sequences - 1][head_dim], those of sequence b from row cu_seqlens[b] / 32 + b on. Rows of
-     * no sequence, and scales of no block, are not written. */
+    /* Packed sequences, along rows alone or in tiles: i32 [sequences + 1], where each begins, as in
+     * sm120_attention_args; 0: none. batch is 1. Each sequence begins with a new block, as v_blocks of attention need
+     * it: scales are [heads][ceil(rows/32) + sequences - 1][head_dim], those of sequence b from row cu_seqlens[b] / 32
+     * + b on. Rows of no sequence, and scales of no block, are not written. Tiles have a batch for each sequence, with
+     * the rows of `longest`. */
     sm120_address cu_seqlens;
     int64_t sequences;
     int64_t longest; /* rows of the longest sequence; rows behind them are not written. 0: `rows`, which costs time */
+
+    int64_t tile_columns; /* of tiles: 64, 128 or 256, at least head_dim; 0: the least of these. 0 without tiles */
+    uint32_t precision;   /* of MX_Q_TILES: SM120_MXFP8, ... of the attention that reads them; else 0 */
+    uint32_t reserved;    /* 0 */
 } sm120_quantize_mxfp8_args;
 
 /* Quantise x to MXFP8. */

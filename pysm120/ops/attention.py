@@ -13,10 +13,12 @@ from pysm120.ops.attention_call import (
     packed_for,
     scales,
     split_pairs,
+    split_tiles,
 )
 from pysm120.ops.call import AnyArray
 from pysm120.ops.options import flag, one_of
 from pysm120.ops.plan import NEW, result
+from pysm120.ops.tiles import MXFP8Tiles
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.dlpack import SupportsDLPack
@@ -24,8 +26,8 @@ from pysm120.runtime.dlpack import SupportsDLPack
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# An array, or elements and scales of MXFP8
-_Operand = SupportsDLPack | tuple[SupportsDLPack, SupportsDLPack]
+# An array, elements and scales of MXFP8, or its tiles
+_Operand = SupportsDLPack | tuple[SupportsDLPack, SupportsDLPack] | MXFP8Tiles
 
 
 class _Rest(TypedDict, total=False):
@@ -63,7 +65,7 @@ class _Rest(TypedDict, total=False):
 
 @overload
 def attention(
-    q: AnyArray | tuple[AnyArray, SupportsDLPack],
+    q: AnyArray | tuple[AnyArray, SupportsDLPack] | MXFP8Tiles,
     k: _Operand,
     v: _Operand,
     *,
@@ -72,7 +74,7 @@ def attention(
 ) -> AnyArray: ...
 @overload
 def attention(
-    q: AnyArray | tuple[AnyArray, SupportsDLPack],
+    q: AnyArray | tuple[AnyArray, SupportsDLPack] | MXFP8Tiles,
     k: _Operand,
     v: _Operand,
     *,
@@ -135,7 +137,8 @@ def attention(
         ceil(Sk / 32), Hkv, Dv), as it returns them for axis -2 of v as BHSD. The
         precision is mxfp8, or for q and k mxfp8_bf16 or mxfp8_f16, for v
         nvfp4_mxfp8. Results are those of the arrays that were quantised. The past may
-        be tuples too.
+        be tuples too. q, k and v may also be `MXFP8Tiles` of `quantize_mxfp8_tiles`,
+        which kernels read in place.
     causal : bool
         Row i uses only the keys up to its diagonal, i + d.
     causal_align : {"bottom-right", "top-left"}
@@ -241,7 +244,8 @@ def attention(
 
     """
     order = one_of(layout, "layout", tuple(LAYOUTS))
-    operands, pairs = split_pairs({"q": q, "k": k, "v": v, "past_k": past_k, "past_v": past_v})
+    operands, tiles = split_tiles({"q": q, "k": k, "v": v, "past_k": past_k, "past_v": past_v}, packed=False)
+    operands, pairs = split_pairs(operands)
     inputs = {
         **operands,
         "sinks": sinks,
@@ -252,7 +256,7 @@ def attention(
     }
     options = Options(
         causal, causal_align, window, softcap, scale, precision, config, smoothing=smoothing, num_splits=num_splits
-    )
+    )._replace(**tiles)
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
     inputs |= scales(operands["q"], operands["k"], given, layout)
     results = {
@@ -260,7 +264,8 @@ def attention(
         "lse": NEW if flag(return_lse, "return_lse") and lse is None else lse,
         "amax": inputs.pop("amax"),
     }
-    operation = operation_for(order, pairs) if pairs else LAYOUTS[order]
+    in_tiles = tuple(name for name, *_ in options.tiles)
+    operation = operation_for(order, pairs, in_tiles) if pairs or in_tiles else LAYOUTS[order]
     _, computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
     return (computed, sums) if return_lse else computed
 
@@ -307,7 +312,7 @@ def attention_varlen(
     k, v : array, dtype of q, shape (total_k, Hkv, D) and (total_k, Hkv, Dv)
         Keys and values of all sequences. Tuples as in `attention`; the scales of v
         are (ceil(total_k / 32) + B - 1, Hkv, Dv): each sequence begins with a new
-        block, whose scales are in row cu_seqlens_k[b] // 32 + b.
+        block, whose scales are in row cu_seqlens_k[b] // 32 + b. `MXFP8Tiles` too.
     cu_seqlens_q, cu_seqlens_k : array, int32, shape (B + 1,)
         The row at which each sequence begins, and the end of the last one.
         Values of arrays on a device are not checked. Whatever they are, nothing
@@ -335,7 +340,8 @@ def attention_varlen(
         An argument of the wrong shape, stride, alignment or value.
 
     """
-    operands, pairs = split_pairs({"q": q, "k": k, "v": v})
+    operands, tiles = split_tiles({"q": q, "k": k, "v": v}, packed=True)
+    operands, pairs = split_pairs(operands)
     inputs = {
         **operands,
         "cu_seqlens_q": cu_seqlens_q,
@@ -346,7 +352,7 @@ def attention_varlen(
     }
     options = Options(
         causal, causal_align, window, softcap, scale, precision, config, max_seqlen_q, max_seqlen_k, smoothing
-    )
+    )._replace(**tiles)
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
     inputs |= scales(operands["q"], operands["k"], given, "BSHD")
     results = {
@@ -354,6 +360,6 @@ def attention_varlen(
         "lse": NEW if flag(return_lse, "return_lse") and lse is None else lse,
         "amax": inputs.pop("amax"),
     }
-    operation = packed_for(pairs)
+    operation = packed_for(pairs, tuple(name for name, *_ in options.tiles))
     _, computed, sums = operation(inputs, results, options, device=device, stream=stream, workspace=workspace)
     return (computed, sums) if return_lse else computed

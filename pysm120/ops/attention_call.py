@@ -13,6 +13,7 @@ from pysm120.ops import foreign
 from pysm120.ops.call import Operation
 from pysm120.ops.options import default_precision, ends, flag, integer, number, one_of, splits
 from pysm120.ops.table import E4M3, E8M0, F32, FLOATS, I32, U8, Input, Output, Row
+from pysm120.ops.tiles import ROWS, MXFP8Tiles, tile_bytes, tile_columns
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import ffi, lib, new
 
@@ -55,6 +56,9 @@ class Options(NamedTuple):
     max_seqlen_k: Any = None
     smoothing: Any = None
     num_splits: Any = None
+    tiles: tuple[tuple[str, int, int, int], ...] = ()  # operands in tiles: name, rows, head size, columns
+    q_precision: str | None = None  # of q in tiles
+    sizes: tuple[tuple[str, int, str], ...] = ()  # that arrays do not tell
 
 
 # ---- the options in C ----------------------------------------------------------------
@@ -63,6 +67,7 @@ class Options(NamedTuple):
 def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options; return the C string of a config."""
     precision = check_heads(given, options.precision)
+    _check_tiles(args, options, precision)
     args.precision = PRECISIONS[precision][0]
     args.num_splits = splits(options.num_splits)
     args.no_smoothing = not _is_smoothed(options.smoothing, precision)
@@ -94,6 +99,11 @@ def fill_scores(args: Any, given: Mapping[str, Any], options: Any) -> None:
 def _fill_packed(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options of packed sequences."""
     fill_longest(args, options)
+    for name, rows, _, _ in options.tiles:
+        if options.max_seqlen_k is not None and options.max_seqlen_k != rows:
+            message = f"max_seqlen_k is {options.max_seqlen_k}, but the tiles of {name} have {rows} rows: leave it out"
+            raise InvalidArgumentError(message)
+        args.kv_rows = rows
     if "v[1]" in given:
         blocks = -(-args.kv_total // _BLOCK) + args.batch - 1
         if (shape := given["v[1]"].shape)[0] != blocks:
@@ -114,6 +124,8 @@ def check_heads(given: Mapping[str, Any], precision: Any, gradients: Mapping[str
     `gradients` are the largest head sizes of those precisions whose gradients have another limit.
     """
     pairs = [name for name in OPERANDS if f"{name}[1]" in given]
+    tiles = [name for name in OPERANDS if name in given and given[name].dtype in U8]
+    pairs += tiles
     own = next((given[name].dtype for name in OPERANDS if name in given and name not in pairs), None)
     default = "mxfp8" if pairs else default_precision(own)
     precision = default if precision is None else precision
@@ -121,9 +133,8 @@ def check_heads(given: Mapping[str, Any], precision: Any, gradients: Mapping[str
     for name in pairs:
         fitting = _MX_VALUES if name.endswith("v") else _MX_KEYS
         if precision not in fitting:
-            message = (
-                f"{name} has scales, as precisions {' and '.join(fitting)} take it, but precision is {precision!r}"
-            )
+            form = "is tiles" if name in tiles else "has scales"
+            message = f"{name} {form}, as precisions {' and '.join(fitting)} take it, but precision is {precision!r}"
             raise InvalidArgumentError(message)
     is_narrowed = precision == "bf16" and own == np.float32
     if dtype is not None and own != dtype and not is_narrowed:
@@ -133,10 +144,31 @@ def check_heads(given: Mapping[str, Any], precision: Any, gradients: Mapping[str
     of = "of gradients " if precision in gradients else ""
     most = gradients.get(precision, most)
     for name in ("q", "v"):
-        if (size := given[name].shape[-1]) > most:
+        if name not in tiles and (size := given[name].shape[-1]) > most:
             message = f"{name} has head size {size}, above {most}, the most {of}in precision {precision!r}"
             raise InvalidArgumentError(message)
     return str(precision)
+
+
+def _check_tiles(args: Any, options: Options, precision: str) -> None:
+    """Check that tiles have the head sizes of the call, and the columns and rows that its kernel reads."""
+    if options.q_precision not in {None, precision}:
+        message = (
+            f"q is tiles for precision {options.q_precision!r}, but precision is {precision!r}: quantise it with "
+            f"precision={precision!r}"
+        )
+        raise InvalidArgumentError(message)
+    needed = tile_columns(args.head_dim, args.v_head_dim)
+    for name, _, head_dim, columns in options.tiles:
+        if name == "k" and head_dim != args.head_dim:
+            message = f"k is tiles of head size {head_dim}, but q has head size {args.head_dim}"
+            raise InvalidArgumentError(message)
+        if columns != needed:
+            message = (
+                f"{name} is tiles of {columns} columns, but head sizes {args.head_dim} and {args.v_head_dim} need "
+                f"{needed}: quantise it with columns={needed}"
+            )
+            raise InvalidArgumentError(message)
 
 
 def _is_smoothed(smoothing: Any, precision: str) -> bool:
@@ -220,7 +252,8 @@ def check_lengths(row_axis: int) -> Callable[[dict[str, npt.NDArray[Any]], Any],
     """Return a function that checks kv_lengths; the rows of k are along `row_axis`."""
 
     def check(given: dict[str, npt.NDArray[Any]], options: Any) -> Any:
-        lengths, rows = given.get("kv_lengths"), given["k"].shape[row_axis]
+        known = {name: size for name, size, _ in getattr(options, "sizes", ())}
+        lengths, rows = given.get("kv_lengths"), known.get("kv_rows", given["k"].shape[row_axis])
         if lengths is not None and not 0 <= lengths.min() <= lengths.max() <= rows:
             message = f"kv_lengths is {lengths}, but each length must be from 0 to {rows}, the rows of k"
             raise InvalidArgumentError(message)
@@ -232,8 +265,12 @@ def check_lengths(row_axis: int) -> Callable[[dict[str, npt.NDArray[Any]], Any],
 def check_starts(given: dict[str, npt.NDArray[Any]], options: Any) -> Any:
     """Check cu_seqlens, and take the default of max_seqlen from it."""
     longest: dict[str, int] = {}
+    known = {name: size for name, size, _ in getattr(options, "sizes", ())}
     for name, x, field in (("cu_seqlens_q", "q", "max_seqlen_q"), ("cu_seqlens_k", "k", "max_seqlen_k")):
         starts, rows = given[name].astype(np.int64), len(given[x])
+        if x == "k" and "kv_rows" in known:
+            _check_starts_of_tiles(starts, known["kv_rows"])
+            continue
         steps = np.diff(starts)
         if starts[0] < 0 or (steps < 0).any() or starts[-1] > rows:
             message = f"{name} is {starts}, but it must ascend from 0 to at most {rows}, the rows of {x}"
@@ -244,6 +281,14 @@ def check_starts(given: dict[str, npt.NDArray[Any]], options: Any) -> Any:
             message = f"{field} is {asked}, but {name} has a sequence of {longest[field]} rows"
             raise InvalidArgumentError(message)
     return options._replace(**longest)
+
+
+def _check_starts_of_tiles(starts: npt.NDArray[Any], rows: int) -> None:
+    """Check cu_seqlens_k where k or v is tiles."""
+    steps = np.diff(starts)
+    if starts[0] < 0 or (steps < 0).any() or steps.max() > rows:
+        message = f"cu_seqlens_k is {starts}, but it must ascend from 0 by at most {rows}, the rows of the tiles"
+        raise InvalidArgumentError(message)
 
 
 # ---- the operation ---------------------------------------------------------------------
@@ -318,25 +363,34 @@ _PACKED_ROWS = (
 )
 
 
-def _operands(shapes: Mapping[str, tuple[str, str]], pairs: Sequence[str]) -> tuple[list[Row], str]:
-    """Return the rows of operands, of which `pairs` are elements and scales, and the one whose dtype others have."""
-    own = next((name for name in shapes if name not in pairs and not name.startswith("past")), "")
+def _operands(
+    shapes: Mapping[str, tuple[str, str]], pairs: Sequence[str], tiles: Sequence[str]
+) -> tuple[list[Row], str]:
+    """Return the rows of operands, and the one whose dtype others have.
+
+    `pairs` are elements and scales, `tiles` have a row of their own form.
+    """
+    special = (*pairs, *tiles)
+    own = next((name for name in shapes if name not in special and not name.startswith("past")), "")
     rows: list[Row] = []
     for name, (shape, scales) in shapes.items():
         optional = name.startswith("past")
-        if name in pairs:
+        if name in tiles:
+            tiled = "batch heads q_tile_rows" if name == "q" else f"batch kv_heads kv_rows/{ROWS}"
+            rows.append(Input(name, f"{tiled} {name}_tile_bytes", U8, is_ordered=True))
+        elif name in pairs:
             rows.append(Input(name, shape, E4M3))
             rows.append(Input(f"{name}[1]", scales, (*E8M0, *U8), member=f"{name}_blocks"))
         else:
             like = "" if name == own else own
-            rows.append(Input(name, shape, FLOATS if pairs else _NARROW, like=like, optional=optional))
+            rows.append(Input(name, shape, FLOATS if special else _NARROW, like=like, optional=optional))
     return rows, own or "q"
 
 
 @functools.cache
-def operation_for(order: str, pairs: tuple[str, ...]) -> Operation:
-    """Return the operation for an order of dimensions and for those operands that are elements and scales."""
-    rows, own = _operands(_SHAPES, pairs)
+def operation_for(order: str, pairs: tuple[str, ...], tiles: tuple[str, ...] = ()) -> Operation:
+    """Return the operation for an order of dimensions; `pairs` are elements and scales, `tiles` are tiles."""
+    rows, own = _operands(_SHAPES, pairs, tiles)
     out = Output("out", "batch heads q_rows v_head_dim", _NARROW, member="o", like=own, converts=True)
     lse = Output("lse", "batch heads q_rows", F32)
     on_host = check_lengths(order.index("S"))
@@ -344,13 +398,44 @@ def operation_for(order: str, pairs: tuple[str, ...]) -> Operation:
 
 
 @functools.cache
-def packed_for(pairs: tuple[str, ...]) -> Operation:
-    """Return the operation of packed sequences for those operands that are elements and scales."""
-    rows, own = _operands(_PACKED_SHAPES, pairs)
+def packed_for(pairs: tuple[str, ...], tiles: tuple[str, ...] = ()) -> Operation:
+    """Return the operation of packed sequences; `pairs` are elements and scales, `tiles` are tiles."""
+    rows, own = _operands(_PACKED_SHAPES, pairs, tiles)
     out = Output("out", "heads q_total v_head_dim", _NARROW, member="o", like=own, converts=True, fill=0)
     lse = Output("lse", "heads q_total", F32, fill=-math.inf)
     rows = [*rows, *_PACKED_ROWS, out, lse]
     return Operation("sm120_attention", rows, order="BSHD", fill=_fill_packed, on_host=check_starts)
+
+
+def split_tiles(given: Mapping[str, Any], *, packed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return arrays by the names of their rows, and the options that describe those in tiles."""
+    found = {name: x.data if isinstance(x, MXFP8Tiles) else x for name, x in given.items()}
+    tiles = {name: x for name, x in given.items() if isinstance(x, MXFP8Tiles)}
+    sizes = []
+    for name, x in tiles.items():
+        if name != x.operand:
+            message = f"{name} is tiles of {x.operand}; attention takes such tiles as {x.operand} alone"
+            raise InvalidArgumentError(message)
+        if name == "q" and packed:
+            message = "q is tiles, which packed sequences do not support"
+            raise InvalidArgumentError(message)
+        if name != "q" and (given.get("past_k") is not None or given.get("past_v") is not None):
+            message = f"{name} is tiles, which a past does not support"
+            raise InvalidArgumentError(message)
+        rows = "q_rows" if name == "q" else "kv_rows"
+        sizes += [(rows, x.rows, name), (f"{name}_tile_bytes", tile_bytes(name, x.columns), name)]
+        if name == "q":
+            sizes += [("head_dim", x.head_dim, name), ("q_tile_rows", int(x.data.shape[2]), name)]
+        if name == "v":
+            sizes.append(("v_head_dim", x.head_dim, name))
+    q = tiles.get("q")
+    if len({x.rows for x in tiles.values() if x is not q}) > 1:
+        message = f"k is tiles of {tiles['k'].rows} rows, but v is tiles of {tiles['v'].rows}"
+        raise InvalidArgumentError(message)
+    if packed and "k" in tiles and "v" in tiles:
+        sizes.append(("kv_total", tiles["k"].rows * int(tiles["k"].data.shape[0]), "k"))
+    described = tuple((name, x.rows, x.head_dim, x.columns) for name, x in tiles.items())
+    return found, {"tiles": described, "sizes": tuple(sizes), "q_precision": None if q is None else q.precision}
 
 
 def split_pairs(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

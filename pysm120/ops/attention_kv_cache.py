@@ -271,7 +271,7 @@ def attention_with_kv_cache(
     ValueError
         An argument of the wrong shape, stride, alignment or value. Numbers of
         pages and lengths are checked in ndarrays only. On a device, keys of pages
-        that do not exist are not seen, nor, with T above 128, the keys behind them;
+        that do not exist are not seen, nor, in the kernels of `attention`, those behind;
         no memory outside the cache is read.
 
     Notes
@@ -279,8 +279,9 @@ def attention_with_kv_cache(
     The launches do not depend on lengths and page numbers, so a captured call may
     be replayed after these have changed.
 
-    With T above 128, without `tree_mask` and `num_splits`, the kernels of `attention`
-    compute the call. They read pages and narrow caches from a copy in the workspace.
+    With T above 128, and below where it is estimated to be faster, the kernels of
+    `attention` compute the call, unless `tree_mask` or `num_splits` is given. They
+    read pages and narrow caches from a copy in the workspace.
 
     """
     one_of(cache_layout, "cache_layout", ("NHD", "HND"))
@@ -386,11 +387,16 @@ def merge_states(
         An argument of the wrong shape, stride, alignment or value.
 
     """
-    shape = tuple(getattr(outs, "shape", ()))
+    given: dict[str, Any] = {"outs": outs, "lses": lses}
+    for name, x in given.items():
+        if not hasattr(x, "shape"):
+            message = f"{name} is a {type(x).__name__}, not an array"
+            raise TypeError(message)
+    shape = tuple(given["outs"].shape)
     if len(shape) != _STATES_RANK or not hasattr(outs, "reshape"):
         message = f"outs has shape {shape}, not [states, batch, rows, heads, head_dim]"
         raise InvalidArgumentError(message)
-    sums = tuple(getattr(lses, "shape", ()))
+    sums = tuple(given["lses"].shape)
     if len(sums) != _STATES_RANK - 1 or sums[:2] != shape[:2]:
         message = f"lses has shape {sums}, not [states, batch, heads, rows] of outs, {shape}"
         raise InvalidArgumentError(message)

@@ -207,12 +207,13 @@ class Operation:
 
     def _run(self, device: Device, plan: Plan, args: Any, queue: Any, workspace: Any, *, is_aligned: bool) -> None:
         """Make the call, with a workspace if it needs one."""
-        pointer, function, is_virtual = device.handle.pointer, self._function, device.is_virtual
+        handle, function, is_virtual = device.handle, self._function, device.is_virtual
+        pointer = handle.pointer
         ask = self._ask
         if ask is None:
             check_running(pointer, lambda: function(pointer, args), is_virtual=is_virtual)
             return
-        if not (plan.needs_nothing and is_aligned):
+        if not (is_aligned and plan.needs_nothing == handle.number):
             size = new("size_t *")
             check(ask(pointer, args, size))
             if size[0] != 0:
@@ -220,7 +221,8 @@ class Operation:
                     check_running(pointer, lambda: function(pointer, args, address, nbytes), is_virtual=is_virtual)
                 return
         check_running(pointer, lambda: function(pointer, args, 0, 0), is_virtual=is_virtual)
-        plan.needs_nothing |= is_aligned
+        if is_aligned:  # splits depend on the device
+            plan.needs_nothing = handle.number
 
     def _use_names(self, error: Error) -> None:
         """Replace C's names of arguments in an error by Python's."""
@@ -245,6 +247,7 @@ class Operation:
         self._planner.plan(
             forms, [Form.like(x.shape, x.dtype) if isinstance(x, np.ndarray) else x for x in results], options
         )
+        operands.check_apart({row.name: x for x, row in zip(results, self._outputs, strict=True)})
         if self._on_host is not None:
             pairs = zip(given, self._inputs, strict=True)
             options = self._on_host({row.name: x for x, row in pairs if x is not None}, options)

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from pysm120.ops import operands
 from pysm120.ops.cache import Cache
 from pysm120.ops.call import AnyArray, Operation
 from pysm120.ops.options import flag, integer, one_of
@@ -77,6 +78,20 @@ def _check_values(given: dict[str, npt.NDArray[Any]], options: _Options) -> _Opt
     return options
 
 
+def _check_append(given: dict[str, npt.NDArray[Any]], options: _Options) -> _Options:
+    """Check the values for an append, whose tokens have places of their own."""
+    options = _check_values(given, options)
+    slots = given.get("slots")
+    if slots is not None:
+        order = np.argsort(slots, kind="stable")
+        same = (np.diff(slots[order]) == 0) & (slots[order][1:] >= 0)
+        if same.any():
+            first, second = (int(order[np.flatnonzero(same)[0] + n]) for n in (0, 1))
+            message = f"slots[{second}] is {slots[second]}, as slots[{first}] is: two tokens must not have one place"
+            raise InvalidArgumentError(message)
+    return options
+
+
 # ---- the operations ---------------------------------------------------------------------
 
 
@@ -115,7 +130,7 @@ def _operation(place: str, k: str, v: str, *, is_gather: bool) -> Operation:
     if place != "slots" and not is_gather:
         rows.append(Output("new_lengths", "batch", I32))
     name = "sm120_kv_cache_gather" if is_gather else "sm120_kv_cache_append"
-    return Operation(name, rows, order="BSHD", fill=_fill, on_host=_check_values)
+    return Operation(name, rows, order="BSHD", fill=_fill, on_host=_check_values if is_gather else _check_append)
 
 
 class _Call(NamedTuple):
@@ -264,12 +279,32 @@ def kv_cache_append(
     )
     results = {**call.k.named(), **call.v.named()}
     inputs = {"k": k, "v": v, **call.inputs, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "positions": positions}
+    if slots is None and kv_lengths is None:
+        _check_room(k, call.k, page_table)
     if slots is None:
         results["new_lengths"] = new_lengths
     elif new_lengths is not None:
         message = "new_lengths is given, but with slots there are no lengths: give kv_lengths"
         raise InvalidArgumentError(message)
     call.operation(inputs, results, options, device=device, stream=stream)
+
+
+def _table_pages(page_table: Any) -> int:
+    """Return the page numbers of a sequence; without a table it has one page. Lists beside ndarrays are tables too."""
+    if page_table is None:
+        return 1
+    if not hasattr(page_table, "shape"):
+        page_table = operands.narrowed(page_table, "page_table", I32[0])
+    return int(page_table.shape[-1]) if page_table.shape else 1
+
+
+def _check_room(k: Any, cache: Cache, page_table: Any) -> None:
+    """Check that the pages of a sequence hold all tokens, which are its first keys."""
+    shape, page_rows = tuple(getattr(k, "shape", ())), int(cache.arrays[0].shape[1])
+    room = page_rows * _table_pages(page_table)
+    if len(shape) == len("BSHD") and shape[1] > room:
+        message = f"k has {shape[1]} tokens of each sequence, but its pages have {room} rows"
+        raise InvalidArgumentError(message)
 
 
 def kv_cache_gather(
@@ -348,9 +383,10 @@ def kv_cache_gather(
         found = call.k.dtype
         wanted = dtype_of(dtype, "dtype") if dtype is not None else found if found in FLOATS else _BF16
         results = {"k": New(wanted), "v": New(wanted)}
+    if k is not None and slots is None and len(shape := tuple(getattr(k, "shape", ()))) == len("BSHD"):
+        options = _Options(options.v_swizzled, (*options.sizes, ("rows", int(shape[1]), "k")))
     if k is None and slots is None:
-        tables = 1 if page_table is None else getattr(page_table, "shape", (0, 1))[-1]
-        rows = int(call.k.arrays[0].shape[1]) * int(tables) if rows is None else integer(rows, "rows")
+        rows = int(call.k.arrays[0].shape[1]) * _table_pages(page_table) if rows is None else integer(rows, "rows")
         options = _Options(options.v_swizzled, (*options.sizes, ("rows", rows, "rows")))
     inputs = {**call.k.named(), **call.v.named(), **call.inputs}
     gathered = call.operation(inputs, results, options, device=device, stream=stream)

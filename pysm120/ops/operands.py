@@ -1,6 +1,7 @@
 """The device of an operation's arrays, and ndarrays as its inputs and results."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from pysm120.runtime.arrays import Array, refuse_mask
 from pysm120.runtime.device import Device, as_device, shared_device
 from pysm120.runtime.dlpack import CUDA, CUDA_HOST, CUDA_MANAGED
 from pysm120.runtime.errors import InvalidArgumentError
+
+_MOST_WORK: Any = 10_000  # of a search for shared memory
 
 
 def is_host(inputs: Mapping[str, Any]) -> bool:
@@ -57,7 +60,11 @@ def device_of(inputs: Mapping[str, Any], device: Device | str | None) -> Device:
 def narrowed(x: Any, name: str, dtype: Dtype) -> npt.NDArray[Any]:
     """Return numbers, given together with ndarrays, in the dtype that kernels need: float32 or int32."""
     refuse_mask(x, name)
-    values: npt.NDArray[Any] = np.asarray(x)
+    try:
+        values: npt.NDArray[Any] = np.asarray(x)
+    except ValueError:
+        message = f"{name} is a {type(x).__name__} whose rows have different lengths, not an array"
+        raise InvalidArgumentError(message) from None
     if values.size == 0 and not isinstance(x, np.ndarray):
         values = values.astype(dtype)  # [] has a wrong shape; its dtype is no error
     is_right = values.dtype.kind in "iu" or (dtype.kind == "f" and (values.dtype.kind == "f" or values.dtype in FLOATS))
@@ -95,6 +102,19 @@ def check_result(x: Any, name: str) -> npt.NDArray[Any]:
             raise InvalidArgumentError(message)
         span += step * (extent - 1)
     return x
+
+
+def check_apart(results: Mapping[str, Any]) -> None:
+    """Check that no two ndarrays for results share memory: each is copied from the device as a whole."""
+    arrays = [(name, x) for name, x in results.items() if isinstance(x, np.ndarray)]
+    for (one, a), (other, b) in itertools.combinations(arrays, 2):
+        try:
+            is_shared = np.shares_memory(a, b, max_work=_MOST_WORK)
+        except np.exceptions.TooHardError:  # strides of many dimensions: unknown
+            is_shared = False
+        if is_shared:
+            message = f"{one} and {other} overlap"
+            raise InvalidArgumentError(message)
 
 
 @contextlib.contextmanager

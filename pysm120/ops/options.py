@@ -10,6 +10,7 @@ import numpy as np
 from pysm120.runtime.errors import InvalidArgumentError
 
 _NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+MOST = 2**63 - 1  # the largest number of the C structs
 PRECISIONS_16BIT = {"float16": "f16", "bfloat16": "bf16"}
 _OWN = {**PRECISIONS_16BIT, "float8_e4m3fn": "fp8"}
 
@@ -47,7 +48,7 @@ def splits(num_splits: Any) -> int:
     if count < 1:
         message = f"num_splits is {num_splits}, not a number of parts: at least 1, or None"
         raise InvalidArgumentError(message)
-    return count
+    return min(count, MOST)  # C names its limit
 
 
 def number(value: Any, name: str) -> float:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pysm120.ops import operands, table
-from pysm120.ops.options import dtype_name
-from pysm120.ops.table import BF16, E4M3, Dtype, Input, Output, Row, Sizes
+from pysm120.ops.options import MOST, dtype_name
+from pysm120.ops.table import BF16, E4M3, U8, Dtype, Input, Output, Row, Sizes
 from pysm120.runtime.arrays import Array, dtype_of, form_of
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import new_struct, types
@@ -88,7 +88,7 @@ class Plan:
         self.outputs: list[Any] = []  # the forms of results; None for those that are not wanted
         self.kept: Any = None  # objects that args point to
         self.scattered: list[int] = []  # inputs to copy first, because three strides cannot describe them
-        self.needs_nothing = False  # needs no workspace if addresses are aligned
+        self.needs_nothing = 0  # the number of a device on which it needs no workspace, if addresses are aligned
 
 
 class Slot:
@@ -105,7 +105,8 @@ class Slot:
         self._is_dense = "column_stride" not in members
         # For each dimension in C's order, its axis in the array. A mask is always in C's order.
         axes = list(range(len(letters)))
-        if self.is_struct and self._is_dense and not self.tail:
+        is_ordered = isinstance(row, Input) and row.is_ordered
+        if self.is_struct and self._is_dense and not self.tail and not is_ordered:
             kept = [x for x in order if x in letters]
             axes = [kept.index(x) for x in letters]
             self.alternatives = [tuple(x[letters.index(letter)] for letter in kept) for x in self.alternatives]
@@ -141,6 +142,15 @@ class Slot:
             step = f"stride {strides[-1]} along its last dimension"
             message = f"{row.name} has {step}, but the elements of a row must be contiguous"
             raise InvalidArgumentError(message)
+
+
+def _size(name: str, size: int, source: str) -> int:
+    """Return a size that the options tell, after checking it."""
+    if not 1 <= size <= MOST:
+        of = "" if source in {name, "the call"} else f" of {source}"
+        message = f"{name}{of} is {size}; it must be {'at least 1' if size < 1 else 'below 2**63'}"
+        raise InvalidArgumentError(message)
+    return size
 
 
 class Planner:
@@ -185,7 +195,7 @@ class Planner:
         named = self._check_inputs(given)
         sizes, leading = Sizes(), None
         for name, size, source in getattr(options, "sizes", ()):
-            sizes.give(name, size, source)
+            sizes.give(name, _size(name, size, source), source)
         if self._tail:
             leading = self._find_leading(plan, given, results)
             if leading is None:
@@ -215,7 +225,7 @@ class Planner:
         dtype, is_new = x.dtype, type(x) is New
         if dtype is None:
             dtype = named[row.like].dtype if row.like else row.dtypes[0]
-            dtype = BF16 if row.converts and dtype in E4M3 else dtype
+            dtype = BF16 if row.converts and dtype in (*E4M3, *U8) else dtype
         else:
             name = f"{row.name}_dtype" if is_new else row.name
             row.check_dtype(dtype, name)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pysm120.ops.call import AnyArray, Operation
-from pysm120.ops.options import flag, integer, number, one_of
+from pysm120.ops.options import MOST, flag, integer, number, one_of
 from pysm120.ops.plan import NEW
 from pysm120.ops.table import E4M3, E8M0, F32, I32, U8, Input, Output
 from pysm120.runtime.device import Device
@@ -158,7 +158,7 @@ def _longest(given: Any) -> int:
     if rows < 1:
         message = f"max_seqlen is {rows}, not at least 1"
         raise InvalidArgumentError(message)
-    return rows
+    return min(rows, MOST)
 
 
 def _scale_rows(x: Any, which: int, cu_seqlens: Any) -> tuple[tuple[str, int, str], ...]:

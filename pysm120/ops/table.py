@@ -102,12 +102,15 @@ class Input(Row):
         Whether it may be None.
     broadcasts : bool
         Whether its dimensions may be 1, or be missing in front, as in NumPy.
+    is_ordered : bool
+        Whether its dimensions are in C's order, whatever that of other arrays is.
 
     """
 
     like: str = ""
     optional: bool = False
     broadcasts: bool = False
+    is_ordered: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

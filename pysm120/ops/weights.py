@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from pysm120.ops import foreign, operands
 from pysm120.ops.call import Operation
-from pysm120.ops.options import integer, one_of
+from pysm120.ops.options import MOST, integer, one_of
 from pysm120.ops.table import FLOATS, Dtype, Input, Output
 from pysm120.runtime.arrays import Array, dtype_of
 from pysm120.runtime.context import Context
@@ -76,7 +76,13 @@ class QuantizedMatrix:
     """
 
     def __init__(self, data: Array, type: str, shape: Shape, layout: str) -> None:  # noqa: A002 # GGUF's word
-        self.data, self.type, self.shape, self.layout = data, type, shape, layout
+        given: Any = data
+        if not isinstance(given, Array):
+            message = f"data is a {given.__class__.__name__}, not an Array: make a matrix by QuantizedMatrix.from_gguf"
+            raise TypeError(message)
+        one_of(type, "type", tuple(TYPES))
+        one_of(layout, "layout", tuple(LAYOUTS))
+        self.data, self.type, self.shape, self.layout = data, type, _shape_of(shape), layout
 
     @classmethod
     def from_gguf(
@@ -284,8 +290,8 @@ def _shape_of(shape: Any) -> Shape:
         message = f"shape is {shape!r}, not (rows, columns) or (experts, rows, columns)"
         raise TypeError(message)
     sizes = tuple(integer(n, "shape") for n in shape)
-    if min(sizes) < 1:
-        message = f"shape is {sizes}: each size must be at least 1"
+    if min(sizes) < 1 or math.prod(sizes) > MOST:
+        message = f"shape is {sizes}: each size must be at least 1, and all together below 2**63 elements"
         raise InvalidArgumentError(message)
     return sizes
 

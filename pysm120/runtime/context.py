@@ -5,6 +5,7 @@ arrays, modules and tensor maps.
 """
 
 import dataclasses
+import itertools
 import threading
 import weakref
 from collections.abc import Callable
@@ -77,8 +78,11 @@ class Handle:
     The functions that release such memory hold the handle.
     """
 
+    _numbers = itertools.count(1)
+
     def __init__(self, pointer: Any) -> None:
         self.pointer = pointer
+        self.number = next(self._numbers)  # no other handle has it
         finalizer = weakref.finalize(self, lib.sm120_device_close, pointer)
         # At the end of the process, memory that is still alive may still be used: do not free it.
         finalizer.atexit = False

@@ -5,6 +5,20 @@
 #include "runtime/launch.h"
 #include "runtime/tensor.h"
 
+/* Tiles of k and of v: their rows; the bytes of one; the least columns that hold a head, 0 for a head that is too wide.
+ */
+enum { MXFP8_TILE_ROWS = 64, MXFP8_WIDEST_TILE = 256 };
+int64_t mxfp8_tile_bytes(bool is_v, int64_t columns);
+int64_t mxfp8_tile_columns(int64_t head_dim);
+
+/* Of tiles of q: the bytes of a row with its scales; the rows to whose multiples a precision's kernels pad, 0: it reads
+ * none. */
+int64_t mxfp8_q_row_bytes(int64_t columns);
+int64_t mxfp8_q_tile_rows(uint32_t precision, int64_t columns);
+
+/* The columns of a half of a tile, or of one that has none. */
+uint32_t mxfp8_half(int64_t columns);
+
 /* A tensor to quantise, and where the results go. Of one that is MXFP8 already, in E4M3, the results are packed. */
 struct quantizer {
     const char *operation; /* of a kernel's record, unless x is in E4M3 */

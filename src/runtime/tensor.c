@@ -223,12 +223,19 @@ static int64_t shared_stride(int64_t a, int64_t b) {
     return a == b || b == 0 ? a : a == 0 ? b : -1;
 }
 
+/* Whether the first or the last element of a tensor lies in the extent of another one. */
+static bool has_end_in(const struct tensor *x, const struct tensor *other) {
+    const uint64_t last = x->address + (uint64_t)x->bytes - 1;
+    return x->address - other->address < (uint64_t)other->bytes || last - other->address < (uint64_t)other->bytes;
+}
+
 bool tensor_meets(const struct tensor *a, const struct shape *a_shape, const struct tensor *b,
                   const struct shape *b_shape) {
     if (a->address >= b->address + (uint64_t)b->bytes || b->address >= a->address + (uint64_t)a->bytes) {
         return false;
     }
-    if (a->address == b->address || (is_dense(a, a_shape) && is_dense(b, b_shape))) {
+    if (a->address == b->address || (is_dense(a, a_shape) && has_end_in(b, a)) ||
+        (is_dense(b, b_shape) && has_end_in(a, b))) {
         return true;
     }
     const int64_t strides[3] = {shared_stride(a->batch_stride, b->batch_stride),

@@ -51,8 +51,9 @@ sm120_status tensor_check_alignment(const struct tensor *tensor, const sm120_ten
 /* Check the address of a tensor: a multiple of the element's size, and the tensor lies in one allocation. */
 sm120_status tensor_check_address(struct device *device, const struct tensor *tensor);
 
-/* Whether two tensors overlap for certain. It is known for tensors that begin at one address, have no gaps, or have the
- * same strides. For tensors with gaps and different strides the answer is false. */
+/* Whether two tensors overlap for certain. It is known for tensors that begin at one address or have the same
+ * strides, and of a tensor without gaps, if the first or last element of the other lies in it. Else the answer is
+ * false. */
 bool tensor_meets(const struct tensor *a, const struct shape *a_shape, const struct tensor *b,
                   const struct shape *b_shape);
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cache_formats import E4M3, E8M0, Held, quantise, read, scale_places
+from cache_formats import E4M3, E5M2, E8M0, Held, quantise, read, scale_places
 from cache_reference import Attention, attention_cached, check_close
 from harness import DTYPES
 from numpy.typing import NDArray
@@ -294,3 +294,74 @@ def test_wrong_caches(device: pysm120.Device, what: str) -> None:
     kind, message, caches, options = WRONG[what]
     with pytest.raises(kind, match=message):
         pysm120.attention_with_kv_cache(Q, *caches, device=device, **options)
+
+
+# ---- the arithmetic of scales ---------------------------------------------------------
+
+
+def eleven_bits(x: Array) -> Array:
+    """Round to the significant bits of f16, whatever the exponent."""
+    mantissa, exponent = np.frexp(x.astype(np.float64))
+    found: Array = np.ldexp(np.rint(mantissa * 2048) / 2048, exponent)
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_fold_of_scales(
+    device: pysm120.Device, rng: np.random.Generator, head_dim: int, form: str, dtype: str
+) -> None:
+    """Each token sees one key, so that P is 1: o is the element times its scale, which is rounded to 11 bits with P.
+
+    The scale of a key multiplies a sum in f32, unrounded: lse shows it. 2^-18 is above the errors of the exponential
+    function and of the sums; a scale that is rounded once more is wrong by 2^-12.
+    """
+    shape = (1, 40, 2, head_dim)
+    factor = np.ones(shape[:3], np.float32)
+    if form != "mxfp8":
+        factor = np.exp(rng.standard_normal(shape[:3]) * 3).astype(np.float32)
+    x = (rng.standard_normal(shape) * factor[..., None]).astype(np.float32)
+    held = quantise(x, form, factor[..., None])
+    side = Side(held, form, None if form == "mxfp8" else factor, read(held, form, factor[..., None], head_dim), 0)
+    q = rng.standard_normal(shape).astype(DTYPES[dtype])
+    o, lse = call(device, q, side, side, window=(0, 0), num_splits=1, scale=0.1)
+    of_elements = read(held, form, np.ones((*shape[:3], 1), np.float32), head_dim).astype(np.float64)
+    model = of_elements * eleven_bits(factor)[..., None]
+    np.testing.assert_array_less(np.abs(o - model), 2.0**-18 * np.abs(model) + 1e-30)
+    products = q.astype(np.float64) * of_elements * factor.astype(np.float64)[..., None]
+    sums = 0.1 * products.sum(-1).transpose(0, 2, 1)
+    sizes = 0.1 * np.abs(products).sum(-1).transpose(0, 2, 1)
+    np.testing.assert_array_less(np.abs(lse - sums), 2.0**-18 * sizes + 1e-6)
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("form", FORMS)
+def test_full_checks(rng: np.random.Generator, form: str) -> None:
+    """Append, gather, attention of a token and of a chunk: no race, and the same bits in any order of warps."""
+    seed, found = int(rng.integers(1 << 30)), []
+    for options in ("checks=full&seed=1", "checks=full&seed=2", "seed=0"):
+        with pysm120.Device(f"virtual?{options}") as device:
+            found.append(_all_of(device, np.random.default_rng(seed), form))
+    assert all(np.array_equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
+
+
+def _all_of(device: pysm120.Device, rng: np.random.Generator, form: str) -> list[Array]:
+    """Compute calls of all functions of a cache in pages; the bytes of the results."""
+    parts = {"mxfp8": [(128, E4M3), (4, E8M0)], "nvfp4": [(64, np.uint8), (8, E4M3)]}
+    dtypes: list[Any] = parts.get(form, [(128, {"e4m3": E4M3}.get(form, E5M2))])
+    caches = [tuple(device.zeros((6, 16, 2, n), dtype) for n, dtype in dtypes) for _ in "kv"]
+    k, v = (x[0] if len(x) == 1 else x for x in caches)
+    scale = device.array(np.full(1, 0.3, np.float32))
+    options: dict[str, Any] = {} if form == "mxfp8" else {"k_scale": scale, "v_scale": scale}
+    new = [device.array(rng.standard_normal((70, 2, 128)).astype(BF16)) for _ in "kv"]
+    pysm120.kv_cache_append(new[0], new[1], k, v, device.array(rng.permutation(96)[:70]), **options)
+    lengths = device.array(np.array([40, 0, 64], np.int32))
+    options["page_table"] = device.array(rng.integers(0, 6, (3, 4)).astype(np.int32))
+    found = [*pysm120.kv_cache_gather(k, v, kv_lengths=lengths, **options)]
+    for tokens, splits in ((1, 3), (5, 1), (130, None)):
+        q = device.array(rng.standard_normal((3, tokens, 4, 128)).astype(BF16))
+        found += pysm120.attention_with_kv_cache(
+            q, k, v, lengths, causal=True, num_splits=splits, return_lse=True, **options
+        )
+    return [x.numpy().view(np.uint8) for x in found]

@@ -53,7 +53,7 @@ OPERATION = Operation(
     refused={
         "rows": (ValueError, "rows is 3", ([CACHE, CACHE, SLOTS], {"rows": 3})),
         "rows kind": (TypeError, "rows is 3.5", ([CACHE, CACHE], {"rows": 3.5})),
-        "no rows": (ValueError, "rows = 0", ([CACHE, CACHE], {"rows": 0})),
+        "no rows": (ValueError, "rows is 0", ([CACHE, CACHE], {"rows": 0})),
         "rows beside k": (ValueError, "rows is 3", ([CACHE, CACHE], {"rows": 3, "k": CACHE, "v": CACHE})),
         "k alone": (ValueError, "k is given without v", ([CACHE, CACHE], {"k": CACHE})),
         "dtype beside k": (ValueError, "dtype is f4", ([CACHE, CACHE], {"dtype": "f4", "k": CACHE, "v": CACHE})),

@@ -69,6 +69,10 @@ sm120_status attention_check(const sm120_attention_args *args, const struct prec
 /* Check dtypes and strides of the tensors, and of the scales of those that are MXFP8 already. */
 sm120_status attention_check_tensors(struct attention *call, const struct precision *precision);
 
+/* Whether a checked k or v is tiles, as sm120_quantize_mxfp8 writes them; the columns of tiles that suit a call. */
+bool attention_is_tiles(const struct tensor *x);
+int64_t attention_tile_columns(const struct attention *call);
+
 /* The bytes of a mask's element; 0 for a dtype that masks do not support. */
 int64_t attention_mask_bytes(uint32_t dtype);
 

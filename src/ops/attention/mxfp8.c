@@ -11,9 +11,6 @@
 #include "runtime/error.h"
 #include "runtime/places.h"
 
-/* Wider heads are packed in halves. */
-enum { WIDEST = 128 };
-
 /* The packed form of a tensor: its quantizer, the bits of an element, and the bytes of scales of `rows` rows: one for
  * each `scale_columns` columns, or with 0 `scale_bytes` in each half. is_any: all its quantizers take sequences. */
 struct form {
@@ -35,8 +32,8 @@ static const struct forms {
     {SM120_NVFP4_MXFP8, &nvfp4, &mxfp8_columns},
 };
 
-/* Offsets into the workspace, in bytes. With P V in 16 bits there are no v_tiles; without splits, and without
- * smoothing, the areas for them are empty. */
+/* Offsets into the workspace, in bytes. With P V in 16 bits there are no v_tiles; of k and v that are tiles already,
+ * without splits, and without smoothing, the areas for them are empty. */
 struct areas {
     int64_t q_elements, q_scales, k_tiles, v_tiles, splits, q_means, k_means, row_scores, mean_scores, end;
 };
@@ -49,7 +46,7 @@ struct plan {
     const struct form *qk, *v;                /* v NULL: P V in 16 bits, v is read in place */
     struct shape q_shape, k_shape;            /* packed: a batch for each sequence, with the rows of the longest one */
     int64_t padded_q, padded_past, padded_kv; /* rows, rounded up to whole tiles */
-    bool is_smoothed;
+    bool is_question, is_smoothed;
     int64_t mean_rows, q_means; /* rows of a mean of q; means of a head */
     struct split split;
     struct areas areas;
@@ -57,17 +54,12 @@ struct plan {
 
 /* ---- plan ---- */
 
-/* The columns of a half of so many, or of all. */
-static uint32_t width_of_half(int64_t columns) {
-    return (uint32_t)(columns < WIDEST ? columns : WIDEST);
-}
-
 /* The bytes of the elements and of the scales of form->rows rows. */
 static int64_t element_bytes(const struct form *form, int64_t columns) {
     return form->rows * columns * form->bits / 8;
 }
 static int64_t scale_bytes(const struct form *form, int64_t columns) {
-    return form->scale_columns == 0 ? form->scale_bytes * (columns / width_of_half(columns))
+    return form->scale_columns == 0 ? form->scale_bytes * (columns / mxfp8_half(columns))
                                     : columns / form->scale_columns;
 }
 
@@ -94,7 +86,9 @@ static sm120_status lay_out(struct plan *plan) {
     const int64_t keys = plan->padded_past + plan->padded_kv;
     const struct form *const qk = plan->qk, *const of_v = plan->v;
     const int64_t elements = element_bytes(qk, width), q_scales = scale_bytes(qk, width);
-    const int64_t v_rows = of_v != NULL ? keys / of_v->rows : 0;
+    const bool has_q = !attention_is_tiles(&plan->call->q), has_k = !attention_is_tiles(&plan->call->k);
+    const bool has_v = of_v != NULL && !attention_is_tiles(&plan->call->v);
+    const int64_t v_rows = has_v ? keys / of_v->rows : 0;
     const int64_t v_bytes = of_v != NULL ? element_bytes(of_v, width) + scale_bytes(of_v, width) : 0;
     const int64_t number = (int64_t)sizeof(float);
     plan->mean_rows = smoothing_mean_rows(plan->padded_q, q_rows);
@@ -104,9 +98,9 @@ static sm120_status lay_out(struct plan *plan) {
     const struct {
         int64_t heads, rows, row_bytes, *begin;
     } list[] = {
-        {q_heads, plan->padded_q, elements, &areas->q_elements},
-        {q_heads, plan->padded_q, q_scales, &areas->q_scales},
-        {kv_heads, keys, elements + q_scales, &areas->k_tiles},
+        {q_heads, has_q ? plan->padded_q : 0, elements, &areas->q_elements},
+        {q_heads, has_q ? plan->padded_q : 0, q_scales, &areas->q_scales},
+        {kv_heads, has_k ? keys : 0, elements + q_scales, &areas->k_tiles},
         {kv_heads, v_rows, v_bytes, &areas->v_tiles},
         {1, 1, plan->split.bytes, &areas->splits},
         {q_heads, plan->q_means, number * ATTENTION_MEAN_COLUMNS, &areas->q_means},
@@ -149,6 +143,11 @@ static sm120_status make_plan(const struct device *device, const struct attentio
         (plan->v != NULL && plan->record->kv_rows % plan->v->rows != 0)) {
         return fail(SM120_INTERNAL, "%s has an invalid tile in its record", plan->record->entry);
     }
+    const bool has_tiles = attention_is_tiles(&call->q) || attention_is_tiles(&call->k) || attention_is_tiles(&call->v);
+    if (has_tiles &&
+        (plan->record->kv_rows != MXFP8_TILE_ROWS || plan->record->head_dim != attention_tile_columns(call))) {
+        return fail(SM120_INTERNAL, "%s does not read tiles as sm120_quantize_mxfp8 writes them", plan->record->entry);
+    }
     const sm120_status is_split = attention_split(device, call, plan->record, &plan->split);
     return is_split == SM120_OK ? lay_out(plan) : is_split;
 }
@@ -156,7 +155,7 @@ static sm120_status make_plan(const struct device *device, const struct attentio
 /* ---- launches ---- */
 
 /* The launches of a call: first those of smoothing, then the quantizers of q, k, v, past_k and past_v, as far as the
- * call has them, then attention. Do not copy it once filled, because it points into itself. */
+ * call has them and they are no tiles, then attention. Do not copy it once filled, because it points into itself. */
 struct launches {
     struct smoothing_launches smoothing; /* its count is 0 in calls without */
     struct quantizer_launch quantizers[5];
@@ -171,6 +170,11 @@ struct launches {
     struct argument_pointers pointers;
     struct split_launch adds; /* adds up the splits */
 };
+
+/* Where the kernel reads an operand: tiles that are given, or an area of the workspace. */
+static sm120_address tiles_at(const struct tensor *x, sm120_address workspace, int64_t area) {
+    return attention_is_tiles(x) ? x->address : workspace + (uint64_t)area;
+}
 
 /* Make the tensor maps of v and past_v, which mixed kernels load in place. */
 static sm120_status describe_values(const struct device *device, const struct plan *plan,
@@ -191,9 +195,13 @@ static sm120_status describe_values(const struct device *device, const struct pl
 /* Fill in the parameters of the attention kernel. A kernel without features reads only those before `sequence`. */
 static sm120_status fill(const struct device *device, const struct plan *plan, sm120_address workspace,
                          struct launches *l, struct arguments *arguments) {
-    const sm120_address q_elements = workspace + (uint64_t)plan->areas.q_elements;
-    const sm120_address q_scales = workspace + (uint64_t)plan->areas.q_scales;
-    const sm120_address k_tiles = workspace + (uint64_t)plan->areas.k_tiles;
+    const sm120_address q_elements = tiles_at(&plan->call->q, workspace, plan->areas.q_elements);
+    const uint64_t of_q = (uint64_t)(plan->q_shape.batch * plan->q_shape.heads * plan->padded_q);
+    const bool has_q = !attention_is_tiles(&plan->call->q);
+    const sm120_address q_scales =
+        has_q ? workspace + (uint64_t)plan->areas.q_scales : q_elements + of_q * plan->record->head_dim;
+    const sm120_address k_tiles = tiles_at(&plan->call->k, workspace, plan->areas.k_tiles);
+    const sm120_address v_tiles = tiles_at(&plan->call->v, workspace, plan->areas.v_tiles);
     const struct splits_parameters splits = attention_splits_at(&plan->split, workspace + (uint64_t)plan->areas.splits);
     const struct mxfp8_call_parameters call = attention_packed_call(plan->call, plan->padded_q / plan->record->q_rows);
     struct sequence_parameters sequence = {0};
@@ -210,7 +218,7 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
                                                      .sequence = sequence};
         *arguments = ARGUMENTS(a);
         /* A query for the size makes no map, because the address of v may still be 0. */
-        return workspace != 0 ? describe_values(device, plan, a) : SM120_OK;
+        return !plan->is_question ? describe_values(device, plan, a) : SM120_OK;
     }
     if (plan->qk == &nvfp4) {
         struct attention_nvfp4_any_parameters *const a = &l->values.nvfp4;
@@ -218,7 +226,7 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
             .q_elements = q_elements,
             .q_scales = q_scales,
             .k_tiles = k_tiles,
-            .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
+            .v_tiles = v_tiles,
             .mean_scores = plan->is_smoothed ? workspace + (uint64_t)plan->areas.mean_scores : 0,
             .row_scores = plan->is_smoothed ? workspace + (uint64_t)plan->areas.row_scores : 0,
             .row_means = (uint32_t)plan->q_means,
@@ -233,7 +241,7 @@ static sm120_status fill(const struct device *device, const struct plan *plan, s
     *a = (struct attention_mxfp8_any_parameters){.q_elements = q_elements,
                                                  .q_scales = q_scales,
                                                  .k_tiles = k_tiles,
-                                                 .v_tiles = workspace + (uint64_t)plan->areas.v_tiles,
+                                                 .v_tiles = v_tiles,
                                                  .mxfp8_call = call,
                                                  .splits = splits,
                                                  .sequence = sequence};
@@ -322,7 +330,7 @@ static struct quantizer keys_of(const struct plan *plan, const struct form *form
     const int64_t rows = is_past ? args->past_rows : args->kv_rows, first_row = is_past ? 0 : plan->padded_past;
     struct quantizer q = {.operation = form->operation,
                           .layout = operand == ATTENTION_K || operand == ATTENTION_PAST_K ? "k" : "v",
-                          .width = width_of_half(plan->record->head_dim),
+                          .width = mxfp8_half(plan->record->head_dim),
                           .x = x,
                           .shape = {args->batch, args->kv_heads, rows, head_dim},
                           .padded_rows = in_tiles(rows, plan->record->kv_rows),
@@ -356,7 +364,7 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
     const struct form *const of_v = plan->v != NULL ? plan->v : plan->qk; /* the latter is not used */
     const struct quantizer q = {.operation = plan->qk->operation,
                                 .layout = "q",
-                                .width = width_of_half(plan->record->head_dim),
+                                .width = mxfp8_half(plan->record->head_dim),
                                 .x = &call->q,
                                 .shape = plan->q_shape,
                                 .padded_rows = plan->padded_q,
@@ -373,9 +381,9 @@ static sm120_status prepare(struct device *device, const struct plan *plan, sm12
         bool is_there;
         struct quantizer job;
     } list[] = {
-        {true, q},
-        {true, keys_of(plan, plan->qk, ATTENTION_K, &call->k, k_dim, k_tiles, of_k)},
-        {has_v, keys_of(plan, of_v, ATTENTION_V, &call->v, v_dim, v_tiles, none)},
+        {!attention_is_tiles(&call->q), q},
+        {!attention_is_tiles(&call->k), keys_of(plan, plan->qk, ATTENTION_K, &call->k, k_dim, k_tiles, of_k)},
+        {has_v && !attention_is_tiles(&call->v), keys_of(plan, of_v, ATTENTION_V, &call->v, v_dim, v_tiles, none)},
         {has_past, keys_of(plan, plan->qk, ATTENTION_PAST_K, &call->past_k, past_k_dim, k_tiles, of_k)},
         {has_past && has_v, keys_of(plan, of_v, ATTENTION_PAST_V, &call->past_v, past_v_dim, v_tiles, none)},
     };
@@ -410,6 +418,7 @@ sm120_status attention_mxfp8(struct device *device, const struct attention *call
     struct plan plan;
     struct launches launches;
     sm120_status status = make_plan(device, call, &plan);
+    plan.is_question = workspace->is_question;
     if (status == SM120_OK && !workspace->is_question) {
         status = attention_check_places(device, call, workspace, plan.areas.end);
     }

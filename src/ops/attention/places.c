@@ -10,6 +10,12 @@ static bool is_in_place(const struct attention *call) {
            q->head_stride == o->head_stride && q->row_stride == o->row_stride;
 }
 
+/* The memory of q, k or v. */
+static struct place place_of(const struct tensor *x, const struct shape *shape) {
+    return attention_is_tiles(x) ? place_array(x->name, x->address, x->bytes, TENSOR_ALIGNMENT, PLACE_READ)
+                                 : place_tensor(x, shape, PLACE_READ);
+}
+
 sm120_status attention_check_places(struct device *device, const struct attention *call,
                                     const struct workspace *workspace, int64_t needed) {
     const sm120_attention_args *const args = call->args;
@@ -17,11 +23,20 @@ sm120_status attention_check_places(struct device *device, const struct attentio
     const int64_t slopes = 4 * (args->alibi_batch_stride * (args->batch - 1) + args->heads);
     struct place places[32];
     size_t count = 0;
-    if (!is_in_place(call)) { /* else o stands for both */
-        places[count++] = place_tensor(&call->q, &call->q_shape, PLACE_READ);
+    const struct tensor *const tiles[] = {&call->q, &call->k, &call->v};
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; ++i) {
+        const bool are_tiles = attention_is_tiles(tiles[i]);
+        const sm120_status status =
+            are_tiles ? check_address(tiles[i]->name, tiles[i]->address, TENSOR_ALIGNMENT) : SM120_OK;
+        if (status != SM120_OK) {
+            return status;
+        }
     }
-    places[count++] = place_tensor(&call->k, &call->k_shape, PLACE_READ);
-    places[count++] = place_tensor(&call->v, &call->v_shape, PLACE_READ);
+    if (attention_is_tiles(&call->q) || !is_in_place(call)) { /* else o stands for both */
+        places[count++] = place_of(&call->q, &call->q_shape);
+    }
+    places[count++] = place_of(&call->k, &call->k_shape);
+    places[count++] = place_of(&call->v, &call->v_shape);
     if (args->past_rows != 0) {
         places[count++] = place_tensor(&call->past_k, &call->past_k_shape, PLACE_READ);
         places[count++] = place_tensor(&call->past_v, &call->past_v_shape, PLACE_READ);

@@ -30,9 +30,12 @@ static uint32_t step_dtype(const struct attention *call, const struct tensor *x)
     return call->args->precision == SM120_FP8 ? SM120_E4M3 : x->dtype;
 }
 
-/* Whether a tensor is used in place. One that is MXFP8 already is loaded in 8 bytes. */
+/* Whether a tensor is used in place, as tiles are. One that is MXFP8 already is loaded in 8 bytes. */
 static bool is_in_place(const struct attention *call, const struct tensor *x, const struct shape *shape) {
     enum { BYTES = 8 };
+    if (attention_is_tiles(x)) {
+        return true;
+    }
     if (x->dtype == SM120_E4M3 && call->args->precision != SM120_FP8) {
         const int64_t strides = x->batch_stride | x->head_stride | x->row_stride | shape->head_dim;
         return strides % BYTES == 0 && x->address % BYTES == 0;
@@ -84,6 +87,9 @@ static sm120_status lay_out(const struct attention *call, struct stage *stage) {
                 return status;
             }
         }
+    }
+    if (attention_is_tiles(&call->v)) { /* it has the columns of o */
+        on->v_shape.head_dim = on->o_shape.head_dim;
     }
     stage->args.head_dim = on->q_shape.head_dim;
     stage->args.v_head_dim = on->v_shape.head_dim;

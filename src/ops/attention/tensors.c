@@ -2,6 +2,8 @@
 #include <inttypes.h>
 
 #include "ops/attention/attention.h"
+#include "ops/quantize_mxfp8.h"
+#include "runtime/check.h"
 #include "runtime/error.h"
 
 enum { BLOCK = 32 };
@@ -13,7 +15,7 @@ struct operand {
     const struct shape *shape;
     struct tensor *tensor;
     struct blocks *blocks;
-    bool is_v;
+    bool is_v, may_be_tiles;
 };
 
 /* The shape of the scales: along rows in v, where each packed sequence begins with a block of its own. */
@@ -42,10 +44,73 @@ static sm120_status check_blocks(const struct attention *call, const struct oper
     return tensor_check_strides(x->blocks_name, x->given_blocks, &x->blocks->shape, TENSOR_SPREAD, &x->blocks->tensor);
 }
 
+bool attention_is_tiles(const struct tensor *x) {
+    return x->dtype == SM120_U8;
+}
+
+int64_t attention_tile_columns(const struct attention *call) {
+    const int64_t k = call->q_shape.head_dim, v = call->v_shape.head_dim;
+    return mxfp8_tile_columns(k > v ? k : v);
+}
+
+/* Whether a given operand is tiles. Other operands in U8 are wrong. */
+static bool is_tiles(const struct precision *precision, const struct operand *x) {
+    return x->given->dtype == SM120_U8 && x->may_be_tiles &&
+           (x->is_v ? precision->has_v_blocks : precision->has_qk_blocks);
+}
+
+/* Check an operand in tiles, or rows of q. Their memory is dense. */
+static sm120_status check_tiles(const struct attention *call, const struct operand *x) {
+    const sm120_attention_args *const args = call->args;
+    const bool is_q = x->tensor == &call->q;
+    const int64_t columns = attention_tile_columns(call);
+    const int64_t step = is_q ? mxfp8_q_tile_rows(args->precision, columns) : MXFP8_TILE_ROWS;
+    const int64_t kv_tiles = (args->kv_rows + MXFP8_TILE_ROWS - 1) / MXFP8_TILE_ROWS;
+    const int64_t tiles = is_q ? (args->q_rows + step - 1) / step * step : kv_tiles;
+    const int64_t bytes = is_q ? mxfp8_q_row_bytes(columns) : mxfp8_tile_bytes(x->is_v, columns);
+    const int64_t heads = is_q ? args->heads : args->kv_heads;
+    int64_t head = 0, batch = 0, all = 0;
+    if (is_q && !(args->scale > 0.0f)) {
+        return fail(SM120_UNSUPPORTED, "scale = %g; with q in tiles it must be above 0", (double)args->scale);
+    }
+    if (x->given_blocks->address != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "%s is given, but tiles of %s hold their scales", x->blocks_name, x->name);
+    }
+    if (args->past_rows != 0 && !is_q) {
+        return fail(SM120_UNSUPPORTED, "%s in tiles with past_rows = %" PRId64 "; a past needs other tensors", x->name,
+                    args->past_rows);
+    }
+    if (x->given->reserved != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "%s.reserved = %" PRIu32 "; it must be 0", x->name, x->given->reserved);
+    }
+    if (!multiply(tiles, bytes, &head) || !multiply(heads, head, &batch) || !multiply(args->batch, batch, &all)) {
+        return fail(SM120_UNSUPPORTED, "%s: tiles of batch * heads = %" PRId64 " * %" PRId64 " exceed 2^63 bytes",
+                    x->name, args->batch, heads);
+    }
+    const struct {
+        const char *name;
+        int64_t count, given, dense;
+    } strides[] = {{"batch_stride", args->batch, x->given->batch_stride, batch},
+                   {"head_stride", heads, x->given->head_stride, head},
+                   {"row_stride", tiles, x->given->row_stride, bytes}};
+    for (size_t i = 0; i < sizeof strides / sizeof *strides; ++i) {
+        if (strides[i].count > 1 && strides[i].given != strides[i].dense) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "%s.%s = %" PRId64 "; tiles of %" PRId64 " columns are dense, so it must be %" PRId64, x->name,
+                        strides[i].name, strides[i].given, columns, strides[i].dense);
+        }
+    }
+    *x->tensor = (struct tensor){.name = x->name, .address = x->given->address, .dtype = SM120_U8, .bytes = all};
+    return SM120_OK;
+}
+
 /* Check a tensor that the call reads. `first` is the first one that is not MXFP8. */
 static sm120_status check_operand(const struct attention *call, const struct precision *precision,
                                   const struct operand *x, const struct tensor **first) {
     const bool is_e4m3 = x->given->dtype == SM120_E4M3;
+    if (is_tiles(precision, x)) {
+        return check_tiles(call, x);
+    }
     const bool is_mx = is_e4m3 && (x->is_v ? precision->has_v_blocks : precision->has_qk_blocks);
     const bool is_checked = is_mx || (is_e4m3 && precision->dtype == SM120_E4M3);
     if (!is_mx && x->given_blocks->address != 0) {
@@ -71,15 +136,15 @@ sm120_status attention_check_tensors(struct attention *call, const struct precis
     struct blocks *const blocks = call->blocks;
     const struct operand list[ATTENTION_OPERANDS] = {
         [ATTENTION_Q] = {"q", "q_blocks", &args->q, &args->q_blocks, &call->q_shape, &call->q, blocks + ATTENTION_Q,
-                         false},
+                         false, true},
         [ATTENTION_K] = {"k", "k_blocks", &args->k, &args->k_blocks, &call->k_shape, &call->k, blocks + ATTENTION_K,
-                         false},
+                         false, true},
         [ATTENTION_V] = {"v", "v_blocks", &args->v, &args->v_blocks, &call->v_shape, &call->v, blocks + ATTENTION_V,
-                         true},
+                         true, true},
         [ATTENTION_PAST_K] = {"past_k", "past_k_blocks", &args->past_k, &args->past_k_blocks, &call->past_k_shape,
-                              &call->past_k, blocks + ATTENTION_PAST_K, false},
+                              &call->past_k, blocks + ATTENTION_PAST_K, false, false},
         [ATTENTION_PAST_V] = {"past_v", "past_v_blocks", &args->past_v, &args->past_v_blocks, &call->past_v_shape,
-                              &call->past_v, blocks + ATTENTION_PAST_V, true},
+                              &call->past_v, blocks + ATTENTION_PAST_V, true, false},
     };
     const bool may_be_e4m3 = precision->dtype == SM120_E4M3 && args->o.dtype == SM120_E4M3;
     const struct tensor *first = NULL;

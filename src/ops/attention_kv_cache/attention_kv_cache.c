@@ -206,7 +206,7 @@ static sm120_status cached_call(sm120_device *handle, const sm120_attention_with
     }
     status = check_struct(args, sizeof *args, "args", "sm120_attention_with_kv_cache_args");
     status = status == SM120_OK ? cached_check(args, &call) : status;
-    if (status == SM120_OK && cached_is_chunk(&call)) {
+    if (status == SM120_OK && cached_is_chunk(device, &call)) {
         status = workspace_check_question(&workspace);
         return device_leave(device, status == SM120_OK ? cached_chunk(device, &call, &workspace) : status);
     }

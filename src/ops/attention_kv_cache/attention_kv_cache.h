@@ -31,7 +31,7 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
 sm120_status cached_check_places(struct device *device, const struct cached *call, const struct workspace *workspace);
 
 /* Whether a call has so many rows that sm120_attention's kernels are faster, and they can compute it. */
-bool cached_is_chunk(const struct cached *call);
+bool cached_is_chunk(const struct device *device, const struct cached *call);
 
 /* Such a call: launch, or answer the question for the size of the workspace. */
 sm120_status cached_chunk(struct device *device, struct cached *call, const struct workspace *workspace);

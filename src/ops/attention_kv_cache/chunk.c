@@ -1,13 +1,14 @@
-/* Attention of many rows and a cache: keys and values are gathered in the workspace, a few sequences at a time, and
- * sm120_attention's kernels read them there. A dense cache in 16 bits is read in place. */
+/* Attention of a chunk of rows and a cache: keys and values are gathered in the workspace, a few sequences at a time,
+ * and sm120_attention's kernels read them there. A dense cache in 16 bits is read in place. */
 #include "generated/constants.h"
 #include "ops/attention_kv_cache/attention_kv_cache.h"
 #include "ops/kv_cache.h"
+#include "ops/resident.h"
 #include "runtime/builtin.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-enum { FEW_ROWS = 128, ROWS_MAX = (1 << 30) - 1, STEP = 8, MX_BLOCK = 32 };
+enum { ROWS_MAX = (1 << 30) - 1, STEP = 8, MX_BLOCK = 32 };
 static const int64_t copied_bytes = INT64_C(256) << 20; /* of the sequences that are gathered at once */
 
 /* How a call is divided, and where the parts of its workspace begin. */
@@ -42,13 +43,86 @@ static bool is_copied(const struct cached *call) {
     return call->is_narrow || call->args->page_table != 0;
 }
 
-bool cached_is_chunk(const struct cached *call) {
+/* The columns of a copy of K and of V, in whole steps; and the bytes of a sequence's copies, false: beyond 2^63. */
+static int64_t columns_of(const struct shape *shape) {
+    return in_steps(shape->head_dim, STEP);
+}
+static bool bytes_of_copies(const struct cached *call, int64_t *bytes) {
+    const int64_t columns = columns_of(&call->k_shape) + columns_of(&call->v_shape);
+    return multiply(2 * call->args->kv_heads * columns, call->kv_rows, bytes); /* kv_heads are at most 65535 */
+}
+
+/* The sequences that are copied at once: those that fit into copied_bytes, at least one. With lists of pages all. */
+static int64_t copied_at_once(const struct cached *call) {
+    const int64_t all = call->args->batch;
+    int64_t each = 0;
+    if (is_listed(call)) {
+        return all;
+    }
+    if (!bytes_of_copies(call, &each) || each > copied_bytes) {
+        return 1;
+    }
+    int64_t batch = copied_bytes / each < all ? copied_bytes / each : all;
+    while (batch > 1 && !items_fit(call, batch, call->kv_rows)) {
+        batch = (batch + 1) / 2;
+    }
+    return batch;
+}
+
+/* Whether sm120_attention's kernels take less time than the kernel whose CTAs have 16 rows each. Up to MOST_ROWS both
+ * are estimated, as clocks of all multiprocessors. The unit is what one needs to read the K and V of 64 keys and a head
+ * in 16 bits from the L2, a reading. All terms are proportional to the head sizes, so these cancel.
+ *
+ * The kernel of 16 rows reads all K and V of a head in each CTA, and splits fill the chip. A tile of 64 keys costs
+ * batch * kv_heads * (tiles of 16 rows, over the heads of a group) readings, half of them with 8 bits. 4 bits count as
+ * 8, because they need that time for conversions.
+ *
+ * A CTA of the others has 128 rows of one head of q. Their keys are not split, so the last wave of CTAs takes as long
+ * as a full one. With up to 64 rows one warp of each scheduler has work, which keeps the tensor pipe busy for 0.7 of
+ * the time, as in the kernel of 16 rows: 0.5 / 0.7 of the clocks of 128 rows. For pages, narrow and misaligned caches,
+ * copies read K and V and write them in 16 bits at DRAM's rate, and each group of sequences that is copied at once has
+ * waves of its own.
+ *
+ * RTX 5090: 5,000 GB/s of the L2 are 12.2 bytes a clock of a multiprocessor, 1,509 of DRAM 3.69. For 64 keys and each
+ * column of a head a reading takes 256 bytes / 12.2 = 21 clocks, 128 rows 65.6 (timing model) = 3.1 readings, a copy of
+ * 16 bits 512 / 3.69 = 139 = 6.6 readings, of 8 bits 384 / 3.69 = 104 = 5.0. H200: 26.3 bytes (6.1 TB/s, measured at
+ * 16 x 8192 keys and 64 tokens) and 17.5; 9.7 clocks a reading, 22 = 2.3 readings, 29 = 3.0 and 22 = 2.3. A CTA takes
+ * about 2 readings outside of its tiles, two more launches take 3.
+ *
+ * On a full chip, with groups of 4 heads, the others take over at 33 tokens (H200: 25), in pages of 16 bits at 61 to 64
+ * and at 77 (37), with 8 bits behind 128 (93). With fewer heads than multiprocessors they take over later. All above
+ * MOST_ROWS use them, because long prompts fill the chip; one sequence of 129 to 264 rows and 32 heads pays for it with
+ * up to twice the time. Nothing of this was measured on SM120. */
+static bool is_faster_in_tiles_of_128(const struct device *device, const struct cached *call) {
+    enum { MOST_ROWS = 128, HALF_ROWS = 64, KEYS = 64, ROWS = 16 };
+    static const struct {
+        double whole, copied, narrow_copied;
+    } costs[] = {{3.1, 6.6, 5.0}, {2.3, 3.0, 2.3}}; /* SM120, Hopper */
+    const double outside = 2, launches = 3;
+    const sm120_attention_with_kv_cache_args *const args = call->args;
+    const int64_t is_hopper = device->info.capability_major == HOPPER, sms = device->info.multiprocessors;
+    const int64_t pairs = args->batch * args->kv_heads;
+    const double row_tiles = (double)(in_steps(args->heads / args->kv_heads * args->q_rows, ROWS) / ROWS);
+    const double key_tiles = (double)(in_steps(call->kv_rows, KEYS) / KEYS), all = (double)sms;
+    const double whole = costs[is_hopper].whole * (args->q_rows <= HALF_ROWS ? 0.5 / 0.7 : 1.0);
+    const double copied = call->is_narrow ? costs[is_hopper].narrow_copied : costs[is_hopper].copied;
+    const double few = key_tiles * (double)pairs * row_tiles / all * (call->is_narrow ? 0.5 : 1.0);
+    const int64_t at_once = is_copied(call) ? copied_at_once(call) : args->batch;
+    const double groups = (double)((args->batch + at_once - 1) / at_once);
+    const double waves = groups * (double)((at_once * args->heads + sms - 1) / sms);
+    const double many = waves * (key_tiles * whole + outside);
+    const double of_keys = key_tiles * (double)pairs / all * copied;
+    const double copies = is_copied(call) || !call->is_ready ? groups * launches + of_keys : 0;
+    return args->q_rows > MOST_ROWS || many + copies < few;
+}
+
+bool cached_is_chunk(const struct device *device, const struct cached *call) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
     int64_t places = 0;
     const bool is_possible = args->tree_mask == 0 && args->num_splits == 0 &&
                              multiply(args->page_rows, args->page_table != 0 ? args->table_pages : 1, &places) &&
                              places <= ROWS_MAX;
-    return args->q_rows > FEW_ROWS && is_possible &&
+    return is_possible && is_faster_in_tiles_of_128(device, call) &&
            (!is_copied(call) ||
             (items_fit(call, 1, places) && args->pages <= INT32_MAX / args->page_rows && call->kv_rows == places));
 }
@@ -61,23 +135,16 @@ static sm120_status lay_out(const struct cached *call, struct chunk *chunk) {
     *chunk = (struct chunk){.call = call,
                             .is_copied = is_copied(call),
                             .is_listed = is_listed(call),
-                            .batch = args->batch,
-                            .k_columns = in_steps(call->k_shape.head_dim, STEP),
-                            .v_columns = in_steps(call->v_shape.head_dim, STEP),
+                            .batch = is_copied(call) ? copied_at_once(call) : args->batch,
+                            .k_columns = columns_of(&call->k_shape),
+                            .v_columns = columns_of(&call->v_shape),
                             .rows = call->kv_rows};
     if (!chunk->is_copied) {
         return SM120_OK;
     }
     const int64_t row = 2 * args->kv_heads; /* bytes of a column; kv_heads are at most 65535 */
     int64_t each = 0, k = 0, v = 0;
-    bool fits = multiply(row * (chunk->k_columns + chunk->v_columns), chunk->rows, &each);
-    if (fits && !chunk->is_listed) {
-        const int64_t most = each < copied_bytes ? copied_bytes / each : 1;
-        chunk->batch = most < args->batch ? most : args->batch;
-        while (!items_fit(call, chunk->batch, chunk->rows)) {
-            chunk->batch = (chunk->batch + 1) / 2;
-        }
-    }
+    bool fits = bytes_of_copies(call, &each);
     const int64_t copies = chunk->is_listed ? 1 : chunk->batch;
     fits = fits && multiply(row * chunk->k_columns, chunk->rows, &k) && multiply(k, copies, &k) &&
            multiply(row * chunk->v_columns, chunk->rows, &v) && multiply(v, copies, &v);

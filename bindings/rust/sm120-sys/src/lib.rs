@@ -87,6 +87,9 @@ pub const SM120_ALONG_HEAD_DIM: u32 = 0;
 pub const SM120_ALONG_ROWS: u32 = 1;
 pub const SM120_SCALE_UP: u32 = 0;
 pub const SM120_SCALE_FLOOR: u32 = 1;
+pub const SM120_MX_LINEAR: u32 = 0;
+pub const SM120_MX_TILES: u32 = 1;
+pub const SM120_MX_Q_TILES: u32 = 2;
 pub const SM120_SCALES_LINEAR: u32 = 0;
 pub const SM120_SCALES_128X4: u32 = 1;
 pub const SM120_SCALES_64X4: u32 = 2;
@@ -767,7 +770,7 @@ pub struct sm120_quantize_mxfp8_args {
     pub size: u32,
     pub axis: u32,
     pub rounding: u32,
-    pub reserved: u32,
+    pub layout: u32,
     pub batch: i64,
     pub heads: i64,
     pub rows: i64,
@@ -779,6 +782,9 @@ pub struct sm120_quantize_mxfp8_args {
     pub cu_seqlens: u64,
     pub sequences: i64,
     pub longest: i64,
+    pub tile_columns: i64,
+    pub precision: u32,
+    pub reserved: u32,
 }
 
 impl Default for sm120_quantize_mxfp8_args {
@@ -1011,7 +1017,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_attention_backward_args>() == 632);
     assert!(core::mem::size_of::<sm120_attention_with_kv_cache_args>() == 528);
     assert!(core::mem::size_of::<sm120_merge_states_args>() == 160);
-    assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 136);
+    assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 152);
     assert!(core::mem::size_of::<sm120_quantize_nvfp4_args>() == 128);
     assert!(core::mem::size_of::<sm120_repack_scales_args>() == 72);
     assert!(core::mem::size_of::<sm120_kv_cache_append_args>() == 480);
