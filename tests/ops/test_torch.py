@@ -291,6 +291,12 @@ def test_wrong_arguments_are_named(device_name: str, place: str) -> None:
         compiled("aot_eager")(x, x[..., :8], x, device=device_name)
 
 
+def test_operations_on_arrays_say_what_computes_gradients(device_name: str, place: str) -> None:
+    x = torch.zeros((1, 4, 2, 32), dtype=torch.float16, device=place, requires_grad=True)
+    with pytest.raises(ValueError, match=r"^q requires gradients: give \.detach\(\) of it, or call pysm120\.torch"):
+        pysm120.attention(x, x, x, device=device_name)
+
+
 def test_second_derivatives_are_refused(device_name: str, place: str) -> None:
     """They are no zeros, but an error."""
     x = torch.ones((1, 4, 2, 32), dtype=torch.float16, device=place, requires_grad=True)
