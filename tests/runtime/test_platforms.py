@@ -16,14 +16,14 @@ from pathlib import Path
 
 import build_tree
 import pytest
-from platforms import TARGETS, Target, tested
+from platforms import TARGETS, Target, chosen
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("c_abi", "c_kernels", "c_operations", "c_watch")
 WARNINGS = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
 
 
-TESTED = tested()
+TESTED = chosen()
 
 pytestmark = pytest.mark.virtual
 

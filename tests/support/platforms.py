@@ -28,7 +28,7 @@ TARGETS = {
 }
 
 
-def tested() -> list[str]:
+def chosen() -> list[str]:
     """Return the platforms to test: those that PYSM120_PLATFORMS names, or `none`; if unset, those with their tools.
 
     One that is named is tested even if a tool is missing, and fails.
