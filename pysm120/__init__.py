@@ -6,6 +6,7 @@
 (1, 64, 2, 64)
 """
 
+from pysm120.runtime import interrupt as _interrupt  # noqa: F401, I001 - Ctrl-C, before all that takes time
 from pysm120.compat.flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,

@@ -26,7 +26,7 @@ from pysm120.cli import (
     tune,
 )
 from pysm120.cli.command import Command, add_device
-from pysm120.runtime import ffi
+from pysm120.runtime import ffi, interrupt
 from pysm120.runtime.errors import Error, FaultError
 
 COMMANDS = (
@@ -89,8 +89,8 @@ def flags(arguments: argparse.Namespace) -> list[str]:
     return words
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return the exit status: 1 a kernel failed, 2 an argument is wrong or unsupported, 130 Ctrl-C."""
+def run_command(argv: Sequence[str] | None) -> int:
+    """Run the command that the words name, or print what the options ask for; return the exit status."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - None if it is closed
     sys.stderr = sys.stderr or sys.stdout
     top = parser()
@@ -103,13 +103,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = ", ".join(re.findall(r"^  (?:-\w, )?(--[\w-]+)", own.format_help(), re.MULTILINE))
         own.error(f"unrecognized arguments: {' '.join(unknown)}; the options are {options}")
     arguments.words = words
+    printed = flags(arguments)
+    if printed:
+        print(shlex.join(printed))
+        return 0
+    if chosen is not None:
+        return chosen.run(arguments)
+    top.print_help()
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit status: 1 a kernel failed, 2 an argument is wrong or unsupported, 130 Ctrl-C."""
     try:
-        printed = flags(arguments)
-        if printed:
-            print(shlex.join(printed))
-            return 0
-        if chosen is not None:
-            return chosen.run(arguments)
+        interrupt.raise_again()
+        return run_command(argv)
     except KeyboardInterrupt:
         print("\npysm120: interrupted", file=sys.stderr)
         return 130
@@ -121,8 +129,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = str(error) if is_ours else f"this machine has too little memory: {str(error) or 'an allocation failed'}"
         print(f"pysm120: {text}", file=sys.stderr)
         return 1 if isinstance(error, FaultError) else 2
-    top.print_help()
-    return 0
 
 
 if __name__ == "__main__":

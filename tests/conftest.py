@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import platforms
 import pytest
 import selection
 from harness import OpenDevice
@@ -25,6 +26,7 @@ collect_ignore += (
     [] if HAS_JAX else [f"ops/{name}.py" for name in ("test_jax", "test_jax_handlers", "test_jax_transformations")]
 )
 collect_ignore += [] if HAS_TORCH else ["ops/test_torch.py"]
+collect_ignore += [] if platforms.chosen() else ["runtime/test_platforms.py"]
 
 
 LEFT_OUT = pytest.StashKey[dict[str, Any]]()
@@ -62,7 +64,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """Show the options that repeat the run."""
     triton, jax, torch = ("with" if has else "without" for has in (HAS_TRITON, HAS_JAX, HAS_TORCH))
-    what = f"corpus {triton} Triton, oracles {jax} JAX, {torch} PyTorch"
+    systems = ", ".join(platforms.chosen()) or "none but this one"
+    what = f"corpus {triton} Triton, oracles {jax} JAX, {torch} PyTorch, systems {systems}"
     part = {"default": "", "rest": " --rest", "all": " --all"}[config.option.part]
     return f"pysm120: --device {config.option.device} --seed {config.option.seed}{part}, {what}"
 

@@ -23,8 +23,9 @@ from pysm120.study.errors import as_float64, supported
 from pysm120.study.formats import Floats, reference
 from pysm120.study.times import measured
 
-NAMED = ("normal", "outliers", "minilm")
+NAMED = ("normal", "peaked", "positive", "outliers", "minilm")
 ROWS, HEADS, HEAD_DIM = 1024, 1, 128  # of drawn inputs
+PEAK, MEAN = 4.0, 1.0  # peaked: q is so many times as large; positive: the mean of v
 STEP, RISE = 32, 8.0  # outliers: every so many columns of k are so much higher
 CHIP, PROBLEM = "rtx5090", "4,2048,32"  # what times are predicted for; then the head size
 LAYERS = (0, 3, 5)
@@ -73,11 +74,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--inputs",
         metavar="NAME",
         default="minilm",
-        help="normal; outliers (every 32nd column of k is 8 higher); minilm (layers 0, 3, 5 of all-MiniLM-L6-v2); or "
-        "an .npz file with q, k and v of shape (B, S, H, D) (default: minilm)",
+        help="normal; peaked (q is 4 times as large: a row has a few high scores); positive (v has a mean of 1); "
+        "outliers (every 32nd column of k is 8 higher); minilm (layers 0, 3, 5 of all-MiniLM-L6-v2); or an .npz file "
+        "with q, k and v of shape (B, S, H, D) (default: minilm)",
     )
     parser.add_argument("--causal", action="store_true", help="the last row sees the last key")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of normal and outliers (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn inputs (default: 0)")
     parser.add_argument("--no-times", action="store_true", help="neither predict nor measure times")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", metavar="FILE.png", help="draw error against predicted speed")
@@ -93,6 +95,10 @@ def inputs_of(arguments: argparse.Namespace) -> list[Inputs]:
     if name in NAMED:
         rng = np.random.default_rng(arguments.seed)
         q, k, v = rng.standard_normal((3, 1, ROWS, HEADS, HEAD_DIM))
+        if name == "peaked":
+            q *= PEAK
+        if name == "positive":
+            v += MEAN
         if name == "outliers":
             k[..., ::STEP] += RISE
         return [Inputs(name, q, k, v)]

@@ -120,7 +120,9 @@ def matvec(
 
     """
     others = {"bias": bias, "experts": experts, "up": None, "activation": 0, "activations": _precision(activations)}
-    computed: AnyArray = _product(w, x, others, out, out_dtype, device_of(w, device), stream, workspace)
+    computed: AnyArray = foreign.untraced(_product)(
+        w, x, others, out, out_dtype, device_of(w, device), stream, workspace
+    )
     return computed
 
 
@@ -173,7 +175,7 @@ def matvec_glu(
     number = _ACTIVATIONS[one_of(activation, "activation", tuple(_ACTIVATIONS))]
     others = {"bias": None, "experts": experts, "up": up.data, "activation": number}
     others["activations"] = _precision(activations)
-    computed: AnyArray = _product(gate, x, others, out, out_dtype, place, stream, workspace)
+    computed: AnyArray = foreign.untraced(_product)(gate, x, others, out, out_dtype, place, stream, workspace)
     return computed
 
 

@@ -4,6 +4,7 @@ This is the only file of the runtime that imports a package above it: `observe`,
 """
 
 import contextlib
+import inspect
 import os
 import threading
 import warnings
@@ -330,6 +331,17 @@ _shared: dict[str | None, Device] = {}
 _shared_lock = threading.RLock()  # a signal handler or a finalizer may ask for the device meanwhile
 
 
+def _user_level() -> int:
+    """Return the stack level, seen from the caller, of the first function that is not in this package."""
+    level = 1
+    frame = inspect.currentframe()
+    frame = frame and frame.f_back
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "pysm120":
+        level += 1
+        frame = frame.f_back
+    return level
+
+
 def shared_device(name: str | None = None) -> Device:
     """Return the process-wide device of a name; None is the default device.
 
@@ -346,7 +358,7 @@ def shared_device(name: str | None = None) -> Device:
             "no usable GPU was found: this call and later ones run on the virtual SM120, on the CPU. "
             '`python -m pysm120 info` says why; device="virtual" or PYSM120_DEVICE=virtual silence this warning'
         )
-        warnings.warn(message, VirtualDeviceWarning, stacklevel=2)
+        warnings.warn(message, VirtualDeviceWarning, stacklevel=_user_level())
     return device
 
 

@@ -321,6 +321,13 @@ def _release(where: int, deleter: int | None) -> None:
 def request(x: Any, stream: int | None) -> Any:
     """Return the capsule of ``x``, versioned if its library supports that."""
     try:
-        return x.__dlpack__(stream=stream, max_version=VERSION)
-    except TypeError:
-        return x.__dlpack__(stream=stream)
+        try:
+            return x.__dlpack__(stream=stream, max_version=VERSION)
+        except TypeError:
+            return x.__dlpack__(stream=stream)
+    except BufferError as error:
+        if getattr(x, "requires_grad", False):  # a tensor of PyTorch
+            message = "x requires gradients: give .detach() of it, or call pysm120.torch, which computes gradients"
+        else:
+            message = f"x does not export its memory by DLPack: {error}"
+        raise InvalidArgumentError(message) from None

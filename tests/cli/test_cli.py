@@ -1,7 +1,9 @@
 """The command line: info, demo, flags, errors."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,3 +160,50 @@ def test_demo_data_are_as_described() -> None:
         for name in "qkv":
             assert data[f"{name}{layer}"].shape == (3, 512, 32)
             assert data[f"{name}{layer}"].dtype == np.float16
+
+
+STARTS = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+class Interrupt:  # Ctrl-C when a module is imported
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+def start(tmp_path: Path, name: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python and interrupt it when it imports a module."""
+    (tmp_path / "sitecustomize.py").write_text(STARTS.format(name=name))
+    path = f"{tmp_path}{os.pathsep}{Path(pysm120.__file__).parent.parent}"
+    whole = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=whole)
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("-m pysm120", "numpy"),
+        ("-m pysm120", "cffi._pycparser"),  # whose failure cffi takes for that of an old Python
+        ("-mpysm120", "pysm120.cli.run"),
+    ],
+)
+def test_interrupt_while_the_command_is_imported(tmp_path: Path, option: str, name: str) -> None:
+    done = start(tmp_path, name, *option.split(), "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\npysm120: interrupted\n")
+
+
+def test_interrupt_while_a_program_imports_the_package(tmp_path: Path) -> None:
+    """The program gets the exception, and may import again."""
+    program = """
+try:
+    import pysm120
+except KeyboardInterrupt:
+    import sys
+    del sys.meta_path[0]
+    import pysm120
+    print("again", pysm120.__version__)
+"""
+    done = start(tmp_path, "pysm120.study.recommend", "-c", program, "-m", "pysm120")
+    assert (done.stdout, done.stderr) == (f"again {pysm120.__version__}\n", "")

@@ -363,6 +363,45 @@ def test_values_in_host_memory_are_checked(device: pysm120.Device, rng: np.rando
         api.attention(**tensors, kv_lengths=Tensor(np.array([8], np.int32)), device=device)
 
 
+class Unexported(Tensor):
+    """A tensor whose library exports no memory of this kind, as torch none of tensors that require gradients."""
+
+    requires_grad = False
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        message = f"can't export on stream {stream}"
+        raise BufferError(message)
+
+
+def test_tensors_that_are_not_exported(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """The error names the argument, and where gradients are required what computes them."""
+    given = {n: Tensor(x) for n, x in _attention(rng).items()}
+    k = Unexported(given["k"].values)
+    with pytest.raises(ValueError, match=r"^k does not export its memory by DLPack: can't export on stream None$"):
+        api.attention(**given | {"k": k}, device=device)
+    k.requires_grad = True
+    message = r"^k requires gradients: give \.detach\(\) of it, or call pysm120\.torch, which computes gradients$"
+    with pytest.raises(ValueError, match=message):
+        api.attention(**given | {"k": k}, device=device)
+
+
+def test_torch_compile_does_not_trace_operations(
+    device: pysm120.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the process has used torch.compile, it calls operations on arrays of other libraries as they are."""
+    called: list[str] = []
+
+    def disable(function: Callable[..., Any]) -> Callable[..., Any]:
+        called.append(function.__name__)
+        return function
+
+    monkeypatch.setitem(sys.modules, "torch._dynamo", types.SimpleNamespace(disable=disable))
+    x = Tensor(numbers(rng, 1, 4, 1, 32))
+    api.attention(x, x, x, device=device)
+    api.matvec(_weights(device), Tensor(numbers(rng, 256, dtype=np.float32)))
+    assert called[:2] == ["_from_anywhere", "_product"]
+
+
 def test_types_of_a_user_have_the_library_of_their_base(device: pysm120.Device, rng: np.random.Generator) -> None:
     x = Parameter(numbers(rng, 1, 4, 1, 32))
     assert type(api.attention(x, x, x, device=device)) is Tensor

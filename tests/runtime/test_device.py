@@ -260,7 +260,7 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     for _ in range(2):
         pysm120.attention(x, x, x, **NAMED)
-print(len(caught), *(f"{w.category.__name__}: {w.message}" for w in caught))
+print(len(caught), *(f"{w.category.__name__}: {w.message} ({w.filename}:{w.lineno})" for w in caught))
 """
 
 
@@ -284,6 +284,7 @@ def test_a_call_says_once_that_it_is_virtual(named: str, environment: str | None
     )
     assert done.stdout.startswith(str(count)), done.stdout
     assert ("VirtualDeviceWarning: no usable GPU was found" in done.stdout) == bool(count)
+    assert ("(<string>:8)" in done.stdout) == bool(count)  # where the program calls
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from pysm120.cli import plot_study, study
 from pysm120.machine_code import tools
 from pysm120.runtime import timing
 from pysm120.study import COMBINATIONS, errors_of, formats, times
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def inputs(rng: np.random.Generator, rows: int = 96, heads: int = 2, kv_heads: int = 1) -> list[Any]:
@@ -211,6 +214,42 @@ def test_wrong_arguments(rng: np.random.Generator, change: dict[str, Any], messa
 # ---- the command -------------------------------------------------------------------------
 
 
+TABLE = "| inputs | f16 | bf16 | mxfp8_bf16 |"
+
+
+def shown(document: str, header: str) -> dict[str, dict[str, str]]:
+    """Return the cells of a document's table, by the first cell of the row and by precision."""
+    lines = (ROOT / document).read_text().splitlines()
+    at = next(k for k, line in enumerate(lines) if line.startswith(header))
+    names, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in takewhile(lambda x: x[:1] == "|", lines[at:])
+    ]
+    return {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in rows}
+
+
+@pytest.mark.virtual
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["normal", "peaked", "positive", "outliers", "minilm"])
+def test_the_table_of_inputs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    table = shown("docs/explanation/quantisation.md", TABLE)
+    assert __main__.main(["study", "--inputs", name, "--no-times", "--json", "--device", "virtual"]) == 0
+    found = json.loads(capsys.readouterr().out)["inputs"]
+    for row, outcomes in found.items():
+        errors = {x["precision"]: x["kernel"] for x in outcomes}
+        for precision, cell in table[row].items():
+            for text, key in zip(cell.split(" / "), ("o", "worst_row"), strict=True):
+                last = 10.0 ** -len(text.partition(".")[2])
+                assert abs(100 * errors[precision][key] - float(text)) <= 0.51 * last, (row, precision, cell)
+
+
+def test_the_table_of_inputs_is_whole() -> None:
+    table = shown("docs/explanation/quantisation.md", TABLE)
+    assert set(table) == {"normal", "peaked", "positive", "outliers", "layer 0", "layer 3", "layer 5"}
+    assert set(table["normal"]) == set(COMBINATIONS) - {"mxfp8_f16"}
+    for row, cells in shown("README.md", "| inputs | bf16 |").items():
+        assert cells.items() <= table[row].items()
+
+
 def test_json_of_a_file(
     device_name: str, tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,7 +317,10 @@ def test_front() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--inputs", "nothing"], "--inputs is 'nothing', not normal, outliers, minilm or an .npz file"),
+        (
+            ["--inputs", "nothing"],
+            "--inputs is 'nothing', not normal, peaked, positive, outliers, minilm or an .npz file",
+        ),
         (["--plot", "x.jpg"], "--plot is 'x.jpg', not a .png file in an existing folder"),
         (["--plot", "x.png", "--no-times"], "--plot draws times: leave out --no-times"),
     ],

@@ -536,7 +536,8 @@ static inline float tanh_lane(float a) {
     const double e = exp2_double(x * 2.8853900817779268), z = x * x;
     const double small = x * (1 + z * (-1.0 / 3 + z * (2.0 / 15 - z * (17.0 / 315))));
     const double t = x < 0.03 ? small : 1 - 2 / (e + 1);
-    const float r = value32((bits32((float)t) & 0x7fffffffu) | (bits32(a) & 0x80000000u));
+    /* t is not negative. Clang 18 would compile a copysign wrongly for AVX-512. */
+    const float r = value32(bits32((float)t) | (bits32(a) & 0x80000000u));
     return a != a ? a : r;
 }
 
