@@ -684,6 +684,11 @@ typedef struct sm120_attention_backward_args {
     sm120_address dsinks; /* f32 [heads]: result, the gradient of sinks */
 } sm120_attention_backward_args;
 
+/* Write the index of the main kernel for sm120_builtin, and how CTAs share its tiles of keys: of these, in the order of
+ * the launch, those from `first` on have `splits` CTAs each; without splits 1, and `first` is the number of tiles. */
+SM120_API sm120_status sm120_attention_backward_chosen(sm120_device *device, const sm120_attention_backward_args *args,
+                                                       int32_t *kernel, int64_t *first, int64_t *splits);
+
 /* Write the size of the workspace, which every call needs, and compute the gradients. */
 SM120_API sm120_status sm120_attention_backward_workspace(sm120_device *device,
                                                           const sm120_attention_backward_args *args,
