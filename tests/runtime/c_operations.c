@@ -128,6 +128,45 @@ static const struct wrong_field wrong_map[] = {
 };
 
 /* The same for the types that pack, and of the modes that contradict each other. */
+static void test_attention_backward(sm120_device *device) {
+    enum { ROWS = 4096, HEAD_DIM = 64 };
+    sm120_tensor x = {.address = 1 << 20, .dtype = SM120_BF16, .row_stride = HEAD_DIM};
+    x.head_stride = ROWS * HEAD_DIM;
+    x.batch_stride = HEADS * x.head_stride;
+    const sm120_attention_backward_args args = {.size = sizeof args,
+                                                .precision = SM120_BF16,
+                                                .batch = 1,
+                                                .heads = HEADS,
+                                                .kv_heads = HEADS,
+                                                .q_rows = ROWS,
+                                                .kv_rows = 1,
+                                                .head_dim = HEAD_DIM,
+                                                .q = x,
+                                                .k = x,
+                                                .v = x,
+                                                .dout = x,
+                                                .o = x,
+                                                .dq = x,
+                                                .dk = x,
+                                                .dv = x,
+                                                .lse = 1 << 20,
+                                                .scale = 1.0f};
+    int32_t kernel = -1;
+    int64_t first = -1, splits = -1;
+    OK(sm120_attention_backward_chosen(device, &args, &kernel, &first, &splits));
+    sm120_builtin_info info = {.size = sizeof info};
+    OK(sm120_builtin(kernel, &info));
+    TRUE(strcmp(info.operation, "attention_backward") == 0);
+    TRUE(first == 0 && splits > 1); /* four CTAs would leave SMs idle */
+    sm120_attention_backward_args other = args;
+    other.causal = 7;
+    BAD(INVALID_ARGUMENT, "causal = 7", sm120_attention_backward_chosen(device, &other, &kernel, &first, &splits));
+    BAD(INVALID_ARGUMENT, "args", sm120_attention_backward_chosen(device, NULL, &kernel, &first, &splits));
+    BAD(INVALID_ARGUMENT, "kernel", sm120_attention_backward_chosen(device, &args, NULL, &first, &splits));
+    BAD(INVALID_ARGUMENT, "first", sm120_attention_backward_chosen(device, &args, &kernel, NULL, &splits));
+    BAD(INVALID_ARGUMENT, "splits", sm120_attention_backward_chosen(device, &args, &kernel, &first, NULL));
+}
+
 static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
     sm120_tensor_map map;
     args.data_type = SM120_TENSOR_MAP_UINT16;
@@ -262,6 +301,7 @@ int main(int argc, char **argv) {
         return EXIT_FAILURE;
     }
     test_attention(device);
+    test_attention_backward(device);
     test_quantize(device);
     test_weights(device);
     test_tensor_map(device);

@@ -1289,6 +1289,13 @@ extern "C" {
         first: *mut i64,
         splits: *mut i64,
     ) -> sm120_status;
+    pub fn sm120_attention_backward_chosen(
+        device: *mut sm120_device,
+        args: *const sm120_attention_backward_args,
+        kernel: *mut i32,
+        first: *mut i64,
+        splits: *mut i64,
+    ) -> sm120_status;
     pub fn sm120_attention_backward_workspace(
         device: *mut sm120_device,
         args: *const sm120_attention_backward_args,
