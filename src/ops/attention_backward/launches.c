@@ -99,9 +99,7 @@ uint32_t backward_group(const struct backward *b) {
     const int64_t heads = record->group_rows / b->args->kv_rows;
     /* In a deterministic call, CTAs that add to the same tiles of dq would wait for each other. */
     const bool takes_turns = attention_reach(&b->forward).has_right || b->args->deterministic != 0;
-    return !takes_turns || heads < 1     ? 1
-           : heads < record->group_heads ? (uint32_t)heads
-                                         : record->group_heads;
+    return !takes_turns || heads < 1 ? 1 : heads < record->group_heads ? (uint32_t)heads : record->group_heads;
 }
 
 /* The parameters that the main kernels of all precisions have. */
