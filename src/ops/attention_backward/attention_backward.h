@@ -23,6 +23,12 @@ struct backward {
     int64_t kv_ctas;                      /* tiles of keys of all heads */
     int64_t first_split, splits;          /* of those from first_split on, `splits` CTAs share one; else 1 */
     int64_t parts_at[RESULTS];            /* in the workspace, of dk and dv, if splits is above 1 */
+    struct {                              /* of the sums of dq: ptx/parts/dq_ring.ptx */
+        bool is_used;
+        int64_t group_tiles, full_groups, reach; /* of the main kernel */
+        int64_t slots, first_head;               /* of the sums; whose dq the main kernel does not write */
+        int64_t finished_at;                     /* in the workspace */
+    } ring;
     /* A tile has a slot in the workspace; packed sequences lie one behind the other there too. */
     int64_t head_slots, batch_slots;
     int64_t rows_at, sums_at, turns_at, tile_bytes, workspace_bytes; /* in the workspace; sums of a tile */
@@ -43,6 +49,12 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b);
 /* Choose first_split and splits. */
 void backward_split(const struct device *device, struct backward *b);
 
+/* Choose whether the sums of dq live in a ring, after the splits. slots: the tiles of queries of all heads. */
+void backward_choose_ring(const struct device *device, struct backward *b, int64_t slots);
+
+/* The CTAs of the main kernel. */
+int64_t backward_ctas(const struct backward *b);
+
 /* With splits above 1: the launch that adds up the parts of dk and dv. */
 struct attention_backward_sum_parameters backward_sum(const struct backward *b, sm120_address workspace, int64_t *ctas);
 
@@ -57,6 +69,9 @@ int64_t backward_rows_bytes(const struct kernel_record *main);
 
 /* Where a deterministic call counts the turns of its adds; 0 for other calls. */
 sm120_address backward_turns(const struct backward *b, sm120_address workspace);
+
+/* Where CTAs count themselves, with a ring; 0 for other calls. */
+sm120_address backward_finished(const struct backward *b, sm120_address workspace);
 
 /* Whether a tensor is rounded to MXFP8 before it is used in 16 bits: q and k of mixed precisions. */
 bool backward_is_rounded(const struct backward *b, int tensor);

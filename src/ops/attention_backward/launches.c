@@ -56,6 +56,7 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
         .delta = b->args->delta,
         .rows = workspace + (uint64_t)b->rows_at,
         .sums = workspace + (uint64_t)b->sums_at,
+        .finished = backward_finished(b, workspace),
         .turns = backward_turns(b, workspace),
         .o_batch_stride = batch_stride(o, args->cu_seqlens_q),
         .o_head_stride = o->head_stride,
@@ -82,6 +83,7 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
         .q_tiles = (uint32_t)b->q_tiles,
         .tile_rows = kernel_records[b->main].q_rows,
         .tile_bytes = (uint32_t)b->tile_bytes,
+        .ring_slots = (uint32_t)b->ring.slots,
         .head_dim = (uint32_t)b->call.o_shape.head_dim,
         .o_type = attention_type(o->dtype),
         .is_wide = is_wide,
@@ -105,13 +107,24 @@ uint32_t backward_group(const struct backward *b) {
 /* The parameters that the main kernels of all precisions have. */
 static struct gradients_call_parameters call_of(const struct backward *b, sm120_address workspace) {
     const sm120_attention_backward_args *const args = b->args;
-    const struct tensor *const dk = &b->results[DK], *const dv = &b->results[DV];
+    const struct tensor *const dq = &b->results[DQ], *const dk = &b->results[DK], *const dv = &b->results[DV];
+    const sm120_address turns = backward_turns(b, workspace), finished = backward_finished(b, workspace);
     const struct edges edges = attention_edges(&b->call);
     return (struct gradients_call_parameters){
         .dq = workspace + (uint64_t)b->sums_at,
         .dk = dk->address,
         .dv = dv->address,
-        .turns = backward_turns(b, workspace),
+        .finished = finished,
+        .dq_out = dq->address,
+        .dq_out_batch_stride = dq->batch_stride,
+        .dq_out_head_stride = dq->head_stride,
+        .dq_out_row_stride = dq->row_stride,
+        .dq_out_type = attention_type(dq->dtype),
+        .group_tiles = (uint32_t)b->ring.group_tiles,
+        .full_groups = (uint32_t)b->ring.full_groups,
+        .reach = (uint32_t)b->ring.reach,
+        .tickets = turns != 0 ? turns : finished,
+        .turns = turns,
         .dk_batch_stride = batch_stride(dk, args->cu_seqlens_k),
         .dk_head_stride = dk->head_stride,
         .dk_row_stride = dk->row_stride,
@@ -132,7 +145,8 @@ static struct gradients_call_parameters call_of(const struct backward *b, sm120_
         .dk_type = attention_type(dk->dtype),
         .dv_type = attention_type(dv->dtype),
         .accumulate = args->accumulate,
-        .quads = (has_quads(dk, &b->result_shape[DK]) ? 1 : 0) | (has_quads(dv, &b->result_shape[DV]) ? 2 : 0),
+        .quads = (has_quads(dk, &b->result_shape[DK]) ? 1 : 0) | (has_quads(dv, &b->result_shape[DV]) ? 2 : 0) |
+                 (has_quads(dq, &b->result_shape[DQ]) ? 4 : 0),
         .group = backward_group(b),
         .scale = args->scale,
         .scale_log2 = (float)((double)args->scale * LOG2_E),
@@ -215,6 +229,8 @@ static struct attention_backward_dq_parameters dq_of(const struct backward *b, s
         .q_total = (int32_t)b->args->q_total,
         .head_slots = (uint32_t)b->head_slots,
         .batch_slots = (uint32_t)b->batch_slots,
+        .ring_slots = (uint32_t)b->ring.slots,
+        .first_head = (uint32_t)b->ring.first_head,
         .heads = (uint32_t)b->args->heads,
         .q_rows = (uint32_t)b->args->q_rows,
         .q_tiles = (uint32_t)b->q_tiles,
@@ -272,8 +288,7 @@ sm120_status backward_load(struct device *device, struct backward *b) {
     return status == SM120_OK ? prepare_copies(device, b, 0) : status;
 }
 
-/* The CTAs of the main kernel. */
-static int64_t main_ctas(const struct backward *b) {
+int64_t backward_ctas(const struct backward *b) {
     return b->first_split + (b->kv_ctas - b->first_split) * b->splits;
 }
 
@@ -291,7 +306,7 @@ static sm120_status prepare_mxfp8(struct device *device, const struct backward *
         status = prepare(device, b, b->packed.keys, ARGUMENTS(&values->keys),
                          b->kv_ctas * (record->kv_rows / PACKED_ROWS), keys);
     }
-    return status == SM120_OK ? prepare(device, b, b->main, ARGUMENTS(&values->mxfp8), main_ctas(b), main) : status;
+    return status == SM120_OK ? prepare(device, b, b->main, ARGUMENTS(&values->mxfp8), backward_ctas(b), main) : status;
 }
 
 /* Prepare the steps of 16 bits before dq. */
@@ -303,7 +318,7 @@ static sm120_status prepare_16bit(struct device *device, const struct backward *
     if (status == SM120_OK) {
         status = prepare(device, b, b->delta, ARGUMENTS(&values->delta), q_heads * b->q_tiles, delta);
     }
-    return status == SM120_OK ? prepare(device, b, b->main, ARGUMENTS(&values->main), main_ctas(b), main) : status;
+    return status == SM120_OK ? prepare(device, b, b->main, ARGUMENTS(&values->main), backward_ctas(b), main) : status;
 }
 
 sm120_status backward_run(struct device *device, struct backward *b, sm120_address workspace) {
@@ -320,7 +335,8 @@ sm120_status backward_run(struct device *device, struct backward *b, sm120_addre
                           : prepare_16bit(device, b, workspace, &values, &delta, &main);
     }
     if (status == SM120_OK) {
-        status = prepare(device, b, b->dq, ARGUMENTS(&dq_values), b->args->batch * b->args->heads * b->q_tiles, &dq);
+        status = prepare(device, b, b->dq, ARGUMENTS(&dq_values),
+                         (b->args->batch * b->args->heads - b->ring.first_head) * b->q_tiles, &dq);
     }
     if (status == SM120_OK && has_sinks) {
         status = prepare(device, b, b->sinks, ARGUMENTS(&sinks_values), b->args->heads, &sinks);

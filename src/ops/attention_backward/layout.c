@@ -86,7 +86,9 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     const bool fits = b->products == SM120_MXFP8
                           ? backward_place_packed(b, slots, b->kv_ctas)
                           : backward_place(&b->workspace_bytes, slots, backward_rows_bytes(record), &b->rows_at);
-    if (!fits || !backward_place(&b->workspace_bytes, slots, b->tile_bytes, &b->sums_at) ||
+    backward_choose_ring(device, b, slots);
+    if (!fits || !backward_place(&b->workspace_bytes, b->ring.slots, b->tile_bytes, &b->sums_at) ||
+        !backward_place(&b->workspace_bytes, b->ring.is_used ? 1 + slots : 0, 4, &b->ring.finished_at) ||
         !backward_place(&b->workspace_bytes, args->deterministic != 0 ? 1 + slots : 0,
                         (int64_t)record->threads / 32 * 4, &b->turns_at) ||
         !backward_place(&b->workspace_bytes, part_rows, b->result_shape[DK].head_dim * 4, &b->parts_at[DK]) ||
