@@ -24,6 +24,8 @@ class Splits:
 
     first: int
     splits: int
+    sums: float = 1.0  # backward: the share of the tiles of queries whose sums of dq the workspace holds at once
+    left: float = 1.0  # and of the heads whose dq the main kernel leaves to a further one
 
     def rounds(self, kernel: Builtin, problem: Problem) -> list[int]:
         """Return the rounds of every CTA, in the order in which the CTAs start."""
@@ -66,12 +68,13 @@ def of_backward(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
         tensor.head_stride, tensor.batch_stride = of_rows * problem.rows, of_rows * problem.rows * heads
     args.v, args.dk, args.dv = args.k, args.k, args.k
     args.dout, args.o, args.dq = args.q, args.q, args.q
-    index, first, splits = new("int32_t *"), new("int64_t *"), new("int64_t *")
+    plan = new_struct("sm120_attention_backward_plan")
     with capability(target_of(chip)), Device(f"virtual?multiprocessors={int(chip['sms'])}") as device:
-        check(lib.sm120_attention_backward_chosen(device.handle.pointer, args, index, first, splits))
-    if index[0] != builtin_index(kernel.entry):  # the kernel is for other calls
+        check(lib.sm120_attention_backward_chosen(device.handle.pointer, args, plan))
+    if plan.kernel != builtin_index(kernel.entry):  # the kernel is for other calls
         return Splits(len(problem.rounds(kernel)), 1)
-    return Splits(first[0], splits[0])
+    heads = problem.batch * problem.heads
+    return Splits(plan.first_split, plan.splits, plan.sums / plan.q_tiles, 1 - plan.first_head / heads)
 
 
 def of_library(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:

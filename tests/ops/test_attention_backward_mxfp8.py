@@ -27,6 +27,7 @@ from backward_cases import (
     odd_cases,
     one_for_all,
     padded,
+    plan,
     random_case,
     run,
     run_virtual,
@@ -383,6 +384,20 @@ def test_ctas_that_share_the_queries_of_a_tile_of_keys(
     shares = chosen(opened, case, "mxfp8")
     assert shares.splits > 1
     agree(got, x, lse, delta_of_rounded(x, o), is_ordered=deterministic, shares=shares)
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("head_dim", HEAD_SIZES)
+def test_sums_of_dq_in_a_ring(rng: np.random.Generator, head_dim: int) -> None:
+    """On two multiprocessors few heads are many, and the main kernel writes dq of most of them."""
+    case = Case(1, 12, 12, 200, 150, head_dim, out_dtype="bfloat16")
+    opened = OpenDevice("virtual:0?multiprocessors=2")
+    try:
+        assert plan(opened, case, "mxfp8").first_head > 0
+        verify(opened, rng, case)
+        verify(opened, rng, case, ODD)
+    finally:
+        opened.close()
 
 
 def test_both_products_of_dq(opened: OpenDevice, rng: np.random.Generator) -> None:

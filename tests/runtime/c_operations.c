@@ -151,20 +151,20 @@ static void test_attention_backward(sm120_device *device) {
                                                 .dv = x,
                                                 .lse = 1 << 20,
                                                 .scale = 1.0f};
-    int32_t kernel = -1;
-    int64_t first = -1, splits = -1;
-    OK(sm120_attention_backward_chosen(device, &args, &kernel, &first, &splits));
+    sm120_attention_backward_plan plan = {.size = sizeof plan, .kernel = -1};
+    OK(sm120_attention_backward_chosen(device, &args, &plan));
     sm120_builtin_info info = {.size = sizeof info};
-    OK(sm120_builtin(kernel, &info));
+    OK(sm120_builtin(plan.kernel, &info));
     TRUE(strcmp(info.operation, "attention_backward") == 0);
-    TRUE(first == 0 && splits > 1); /* four CTAs would leave SMs idle */
+    TRUE(plan.first_split == 0 && plan.splits > 1); /* four CTAs would leave SMs idle */
+    TRUE(plan.q_tiles > 0 && plan.sums == plan.q_tiles && plan.first_head == 0);
     sm120_attention_backward_args other = args;
     other.causal = 7;
-    BAD(INVALID_ARGUMENT, "causal = 7", sm120_attention_backward_chosen(device, &other, &kernel, &first, &splits));
-    BAD(INVALID_ARGUMENT, "args", sm120_attention_backward_chosen(device, NULL, &kernel, &first, &splits));
-    BAD(INVALID_ARGUMENT, "kernel", sm120_attention_backward_chosen(device, &args, NULL, &first, &splits));
-    BAD(INVALID_ARGUMENT, "first", sm120_attention_backward_chosen(device, &args, &kernel, NULL, &splits));
-    BAD(INVALID_ARGUMENT, "splits", sm120_attention_backward_chosen(device, &args, &kernel, &first, NULL));
+    BAD(INVALID_ARGUMENT, "causal = 7", sm120_attention_backward_chosen(device, &other, &plan));
+    BAD(INVALID_ARGUMENT, "args", sm120_attention_backward_chosen(device, NULL, &plan));
+    BAD(INVALID_ARGUMENT, "plan", sm120_attention_backward_chosen(device, &args, NULL));
+    plan.size = 1;
+    BAD(INVALID_ARGUMENT, "plan", sm120_attention_backward_chosen(device, &args, &plan));
 }
 
 static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {

@@ -268,12 +268,17 @@ class Shares(NamedTuple):
     splits: int
 
 
+def plan(opened: OpenDevice, case: Case, precision: str | None = None) -> Any:
+    """Ask the library how it computes a case."""
+    found = new_struct("sm120_attention_backward_plan")
+    check(lib.sm120_attention_backward_chosen(opened.handle, described(case, precision), found))
+    return found
+
+
 def chosen(opened: OpenDevice, case: Case, precision: str | None = None) -> Shares:
-    """Ask the library."""
-    index, first, splits = ffi.new("int32_t *"), ffi.new("int64_t *"), ffi.new("int64_t *")
-    args = described(case, precision)
-    check(lib.sm120_attention_backward_chosen(opened.handle, args, index, first, splits))
-    return Shares(int(first[0]), int(splits[0]))
+    """Ask the library which CTAs share tiles of keys."""
+    found = plan(opened, case, precision)
+    return Shares(found.first_split, found.splits)
 
 
 def norm(x: Array) -> float:

@@ -27,24 +27,25 @@ static sm120_status backward_call(sm120_device *handle, const sm120_attention_ba
 }
 
 sm120_status sm120_attention_backward_chosen(sm120_device *handle, const sm120_attention_backward_args *args,
-                                             int32_t *kernel, int64_t *first, int64_t *splits) {
+                                             sm120_attention_backward_plan *plan) {
     struct device *device;
     struct backward backward;
     sm120_status status = device_enter(handle, &device);
     if (status != SM120_OK) {
         return status;
     }
-    status = check_pointer(kernel, "kernel");
-    status = status == SM120_OK ? check_pointer(first, "first") : status;
-    status = status == SM120_OK ? check_pointer(splits, "splits") : status;
+    status = check_struct(plan, sizeof *plan, "plan", "sm120_attention_backward_plan");
     status = status == SM120_OK ? check_struct(args, sizeof *args, "args", "sm120_attention_backward_args") : status;
     status = status == SM120_OK ? backward_check(args, &backward) : status;
     status = status == SM120_OK ? backward_choose(device, &backward) : status;
     status = status == SM120_OK ? backward_lay_out(device, &backward) : status;
     if (status == SM120_OK) {
-        *kernel = (int32_t)backward.main;
-        *first = backward.first_split;
-        *splits = backward.splits;
+        plan->kernel = (int32_t)backward.main;
+        plan->first_split = backward.first_split;
+        plan->splits = backward.splits;
+        plan->q_tiles = backward.slots;
+        plan->sums = backward.ring.slots;
+        plan->first_head = backward.ring.first_head;
     }
     return device_leave(device, status);
 }

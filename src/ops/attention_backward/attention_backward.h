@@ -30,7 +30,7 @@ struct backward {
         int64_t finished_at;                     /* in the workspace */
     } ring;
     /* A tile has a slot in the workspace; packed sequences lie one behind the other there too. */
-    int64_t head_slots, batch_slots;
+    int64_t head_slots, batch_slots, slots;                          /* of a head, of a batch, in all */
     int64_t rows_at, sums_at, turns_at, tile_bytes, workspace_bytes; /* in the workspace; sums of a tile */
     uint32_t products; /* the precision of the kernels; if it is not that of the call, q and k are rounded to MXFP8 */
     struct {           /* MXFP8: the operands in blocks; those of q lie at rows_at, each tile before its rows */
@@ -49,8 +49,8 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b);
 /* Choose first_split and splits. */
 void backward_split(const struct device *device, struct backward *b);
 
-/* Choose whether the sums of dq live in a ring, after the splits. slots: the tiles of queries of all heads. */
-void backward_choose_ring(const struct device *device, struct backward *b, int64_t slots);
+/* Choose whether the sums of dq live in a ring, after the splits. */
+void backward_choose_ring(const struct device *device, struct backward *b);
 
 /* The CTAs of the main kernel. */
 int64_t backward_ctas(const struct backward *b);

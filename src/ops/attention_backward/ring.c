@@ -3,7 +3,7 @@
 #include "ops/attention_backward/attention_backward.h"
 #include "ops/resident.h"
 
-void backward_choose_ring(const struct device *device, struct backward *b, int64_t slots) {
+void backward_choose_ring(const struct device *device, struct backward *b) {
     const struct kernel_record *const main = kernel_records + b->main;
     const sm120_attention_backward_args *const args = b->args;
     const int64_t group = backward_group(b), heads = args->heads / args->kv_heads;
@@ -17,7 +17,7 @@ void backward_choose_ring(const struct device *device, struct backward *b, int64
     b->ring.group_tiles = tiles;
     b->ring.full_groups = full;
     b->ring.reach = reach;
-    b->ring.slots = b->ring.is_used ? 2 * reach * of_group : slots;
+    b->ring.slots = b->ring.is_used ? 2 * reach * of_group : b->slots;
     b->ring.first_head = b->ring.is_used ? (full - reach) * group * heads : 0;
 }
 
