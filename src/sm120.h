@@ -684,6 +684,21 @@ typedef struct sm120_attention_backward_args {
     sm120_address dsinks; /* f32 [heads]: result, the gradient of sinks */
 } sm120_attention_backward_args;
 
+/* How a call is computed. */
+typedef struct sm120_attention_backward_plan {
+    uint32_t size;  /* sizeof(sm120_attention_backward_plan), set by the caller */
+    int32_t kernel; /* index of the main kernel for sm120_builtin */
+    /* Of the tiles of keys, in the order of the launch, those from first_split on have `splits` CTAs each; without
+     * splits 1, and first_split is the number of tiles. */
+    int64_t first_split, splits;
+    int64_t q_tiles, sums; /* tiles of queries of all heads; those whose sums of dq the workspace holds at once */
+    int64_t first_head;    /* of batch * heads: the main kernel writes dq of those before, a further one the others */
+} sm120_attention_backward_plan;
+
+/* Write how a call is computed. */
+SM120_API sm120_status sm120_attention_backward_chosen(sm120_device *device, const sm120_attention_backward_args *args,
+                                                       sm120_attention_backward_plan *plan);
+
 /* Write the size of the workspace, which every call needs, and compute the gradients. */
 SM120_API sm120_status sm120_attention_backward_workspace(sm120_device *device,
                                                           const sm120_attention_backward_args *args,

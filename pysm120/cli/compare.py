@@ -81,7 +81,7 @@ def options_of(word: str, arguments: argparse.Namespace) -> argparse.Namespace:
 def row(word: str, arguments: argparse.Namespace, chip: Chip, mhz: float) -> dict[str, Any]:
     """Return the figures of a word."""
     try:
-        kernel, of, rounds, _, prediction, known, _ = predicted(options_of(word, arguments), chip)
+        kernel, of, rounds, _, prediction, known, splits = predicted(options_of(word, arguments), chip)
     except Error as error:
         message = f"{word.split(',', maxsplit=1)[0]}: {error}"
         raise type(error)(message) from error
@@ -89,7 +89,7 @@ def row(word: str, arguments: argparse.Namespace, chip: Chip, mhz: float) -> dic
     whole = problem.parse(arguments.problem) if arguments.problem else None
     is_backward = builtin is not None and builtin.operation == BACKWARD
     if whole and builtin and is_backward and kernel.file is None:
-        clocks, bound = backward.predict_pass(of, builtin, whole, prediction).clocks, "the whole pass"
+        clocks, bound = backward.predict_pass(of, builtin, whole, prediction, splits).clocks, "the whole pass"
     flops = float(number(arguments.flops, "--flops") or prediction.flops)
     if whole:
         flops = whole.backward_flops if is_backward else whole.flops

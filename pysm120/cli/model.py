@@ -387,7 +387,7 @@ def run(arguments: argparse.Namespace) -> int:
     found["splits"] = dataclasses.asdict(splits) if splits and splits.splits > 1 else None
     record = record_of(model.function.name)
     if problem and record.operation == BACKWARD:
-        found["pass"] = pass_result(backward.predict_pass(model, record, problem, prediction), chip, problem, mhz)
+        found["pass"] = pass_result(backward.predict_pass(model, record, problem, prediction, splits), chip, problem, mhz)
     lines = places(kernel.ptx, model.function, kernel.target)
     if arguments.json:
         reasons = [

@@ -275,8 +275,9 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
     model = kernel.model(stages, _branches(arguments.branch))
     rounds, problem = _launch(model, arguments)
     record, of_keys = record_of(model.function.name), None
-    if problem and kernel.file is None and record.operation == "attention" and not record.features:
-        of_keys = splits.of_library(record, problem, chip)
+    of_library = {"attention": splits.of_library, BACKWARD: splits.of_backward}.get(record.operation)
+    if problem and kernel.file is None and of_library and not record.features:
+        of_keys = of_library(record, problem, chip)
         rounds = of_keys.rounds(record, problem)
     held = problem.tensor_bytes(record) if problem else 0
     kernel.check(model)

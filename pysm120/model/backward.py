@@ -8,6 +8,7 @@ from pysm120.model import predict, record, streams
 from pysm120.model.chips import Chip
 from pysm120.model.kernel_model import KernelModel
 from pysm120.model.problem import Problem
+from pysm120.model.splits import Splits
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, builtins
 
@@ -15,7 +16,7 @@ DELTA, DQ = "attention_backward_delta", "attention_backward_dq"
 _ROWS = 512  # of the recorded problem
 # Bytes of an element of q that a kernel reads or writes: delta reads o and dout and writes the sums of dQ, all zero;
 # dq reads the sums and writes dq.
-_BYTES = {DELTA: 2 + 2 + 4, DQ: 4 + 2}
+_READ, _SUM, _WRITTEN = 2 + 2, 4, 2
 
 
 class Part(NamedTuple):
@@ -51,11 +52,26 @@ def companions(main: Builtin) -> tuple[Builtin, Builtin]:
     return found[0], found[1]
 
 
-def stream_of(kernel: Builtin, main: Builtin, problem: Problem, executed: dict[int, int], rows: int) -> streams.Stream:
-    """Return the launch of delta or dq; ``executed`` was counted in a problem of one head with so many rows."""
+def stream_of(
+    kernel: Builtin,
+    main: Builtin,
+    problem: Problem,
+    executed: dict[int, int],
+    rows: int,
+    splits: Splits | None = None,
+) -> streams.Stream:
+    """Return the launch of delta or dq; ``executed`` was counted in a problem of one head with so many rows.
+
+    ``splits``: how the library divides the pass; without it, all sums of dQ are kept until dq reads them.
+    """
     elements = problem.batch * problem.heads * problem.rows * problem.head_dim
     ctas = problem.batch * problem.heads * -(-problem.rows // main.q_rows)
-    return streams.Stream(ctas, _BYTES[kernel.operation] * elements, executed, -(-rows // main.q_rows))
+    sums, left = (splits.sums, splits.left) if splits else (1.0, 1.0)
+    if kernel.operation == DELTA:
+        held = round((_READ + _SUM * sums) * elements)
+    else:
+        ctas, held = round(left * ctas), round(left * (_SUM + _WRITTEN) * elements)
+    return streams.Stream(ctas, held, executed, -(-rows // main.q_rows))
 
 
 def recorded_problem(problem: Problem) -> Problem:
@@ -63,15 +79,18 @@ def recorded_problem(problem: Problem) -> Problem:
     return Problem(1, min(_ROWS, problem.rows), 1, problem.head_dim)
 
 
-def predict_pass(model: KernelModel, main: Builtin, problem: Problem, prediction: predict.Prediction) -> Pass:
-    """Predict the whole pass from the prediction of its main kernel."""
+def predict_pass(
+    model: KernelModel, main: Builtin, problem: Problem, prediction: predict.Prediction, splits: Splits | None = None
+) -> Pass:
+    """Predict the whole pass from the prediction of its main kernel, and from how the library divides it."""
     chip = model.chip
     target = "sm_120f" if chip["target"] == "sm_120" else str(chip["target"])
     kernels = companions(main)
     small = recorded_problem(problem)
     executed = record.executed(target, [one.entry for one in kernels], main, small)
     delta, dq = (
-        _part(chip, target, one, stream_of(one, main, problem, executed[one.entry], small.rows)) for one in kernels
+        _part(chip, target, one, stream_of(one, main, problem, executed[one.entry], small.rows, splits))
+        for one in kernels
     )
     return Pass((delta, Part(main.entry, prediction.clocks, prediction.bound, prediction.dram_bytes), dq))
 

@@ -15,7 +15,9 @@ from backward_cases import (
     PRECISION,
     Case,
     Places,
+    Shares,
     backward,
+    chosen,
     draw,
     gaps,
     judge,
@@ -25,6 +27,7 @@ from backward_cases import (
     odd_cases,
     one_for_all,
     padded,
+    plan,
     random_case,
     run,
     run_virtual,
@@ -72,7 +75,7 @@ def agree(
     out: str = "float32",
     *,
     is_ordered: bool = False,
-    splits: int = 1,
+    shares: Shares | None = None,
 ) -> Counts:
     """Compare with the model of the kernels.
 
@@ -80,7 +83,8 @@ def agree(
     rounding of single P and dS explains. 2^-11 is above the float32 roundings of sums and 2^x; the rounding of the
     result is added. A scale off by two, a missing row or key, or another P exceeds it.
     """
-    wanted, room, counts = model(x, lse, delta, is_ordered=is_ordered, splits=splits)
+    first, splits = shares or (0, 1)
+    wanted, room, counts = model(x, lse, delta, is_ordered=is_ordered, first_split=first, splits=splits)
     for member, mine, near, free, rows in zip(Gradients._fields, got, wanted, room, (64, 128, 128), strict=True):
         assert mine.shape == near.shape
         allowed = (2**-11 + STEP[out]) * tiles(near, rows) + tiles(free, rows) + LEAST[out] * near.shape[3]
@@ -99,7 +103,8 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case, places: Pla
     """Compare one problem with the model."""
     x, o, lse = ready(rng, case)
     got = run(opened, case, x, o, lse, places=places, precision="mxfp8")
-    return agree(got, x, lse, delta_of_rounded(x, o), case.out_dtype, is_ordered=case.deterministic)
+    shares = chosen(opened, case, "mxfp8")
+    return agree(got, x, lse, delta_of_rounded(x, o), case.out_dtype, is_ordered=case.deterministic, shares=shares)
 
 
 # ---- shapes ----------------------------------------------------------------------
@@ -365,17 +370,34 @@ def test_scales_follow(opened: OpenDevice, rng: np.random.Generator, kind: str, 
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_ctas_that_share_the_heads_of_a_head_of_keys(
-    opened: OpenDevice, rng: np.random.Generator, *, deterministic: bool
+@pytest.mark.parametrize("causal", [None, "bottom-right"])
+def test_ctas_that_share_the_queries_of_a_tile_of_keys(
+    opened: OpenDevice, rng: np.random.Generator, causal: str | None, *, deterministic: bool
 ) -> None:
-    """Each of eight heads has CTAs, and scales, of its own: 26 tiles one behind the other become 5 on any chip."""
-    case = Case(1, 8, 1, 130, 300, 64, "bottom-right", deterministic=deterministic)
+    """Each CTA has scales of its own."""
+    case = Case(1, 8, 1, 130, 300, 64, causal, deterministic=deterministic)
     x = draw(rng, case)
     dout = wide(x.dout) * 2.0 ** -np.arange(0, 32, 4).reshape(1, 8, 1, 1)
     x = x._replace(dout=dout.astype(x.q.dtype))
     o, lse = results_of_forward(x, case)
     got = run(opened, case, x, o, lse, precision="mxfp8")
-    agree(got, x, lse, delta_of_rounded(x, o), is_ordered=deterministic, splits=8)
+    shares = chosen(opened, case, "mxfp8")
+    assert shares.splits > 1
+    agree(got, x, lse, delta_of_rounded(x, o), is_ordered=deterministic, shares=shares)
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("head_dim", HEAD_SIZES)
+def test_sums_of_dq_in_a_ring(rng: np.random.Generator, head_dim: int) -> None:
+    """On two multiprocessors few heads are many, and the main kernel writes dq of most of them."""
+    case = Case(1, 12, 12, 200, 150, head_dim, out_dtype="bfloat16")
+    opened = OpenDevice("virtual:0?multiprocessors=2")
+    try:
+        assert plan(opened, case, "mxfp8").first_head > 0
+        verify(opened, rng, case)
+        verify(opened, rng, case, ODD)
+    finally:
+        opened.close()
 
 
 def test_both_products_of_dq(opened: OpenDevice, rng: np.random.Generator) -> None:

@@ -1,10 +1,26 @@
-"""attention_backward where few heads of k and v leave multiprocessors idle: CTAs share the heads of q of one."""
+"""attention_backward where tiles of keys leave multiprocessors idle: CTAs share the queries of one."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from backward_cases import ODD, Case, judge, kernel, name, padded, ready, run_virtual, verify, workspace_bytes
+from backward_cases import (
+    ODD,
+    Case,
+    Shares,
+    chosen,
+    judge,
+    kernel,
+    name,
+    padded,
+    plan,
+    ready,
+    run,
+    run_virtual,
+    verify,
+    workspace_bytes,
+)
 from backward_reference import Gradients, delta_of, gradients
 from harness import OpenDevice
 
@@ -13,31 +29,31 @@ import pysm120
 attention_backward: Any = pysm120.attention_backward
 
 
-def splits(device: pysm120.Device, case: Case) -> int:
+def rule(device: pysm120.Device, case: Case) -> Shares:
     """The rule of docs/reference/attention_backward.md."""
-    tile, group = kernel(device, case), case.heads // case.kv_heads
+    tile = kernel(device, case)
     sms = 128 if case.deterministic else device.info.multiprocessors
     ctas = case.batch * case.kv_heads * -(-case.kv_rows // tile.kv_rows)
-    q_tiles = -(-case.q_rows // tile.q_rows)
+    walk = case.heads // case.kv_heads * -(-case.q_rows // tile.q_rows)
     has_right = case.causal is not None or case.window[1] is not None
+    first = 0 if has_right or case.deterministic else ctas // sms * sms
 
     def time(n: int) -> int:
-        longest, mean = group // n * q_tiles + 2, ctas * n * (-(-group // n * q_tiles // 2) + 2) // sms
-        return max(longest, mean) if has_right else -(-ctas * n // sms) * longest
+        share, (ends, more) = -(-walk // n), (2, 0) if n == 1 else (3, 4)
+        if has_right:
+            return max(share + ends, ctas * n * (-(-share // 2) + ends) // sms) + more
+        return first // sms * (walk + 2) + -(-(ctas - first) * n // sms) * (share + ends) + more
 
-    times = {n: time(n) for n in range(1, group + 1) if group % n == 0}
-    best = 1
-    for n, tiles in times.items():
-        best = n if 100 * tiles < 95 * times[best] else best
-    saved = times[1] - times[best]
-    return best if saved >= 8 and saved >= 0.1 * times[1] else 1
+    best = min(range(1, 33), key=time)
+    saved = time(1) - time(best)
+    return Shares(first, best) if saved >= 8 and 100 * saved >= time(1) else Shares(ctas, 1)
 
 
 def parts_of(device: pysm120.Device, case: Case) -> int:
-    """The bytes of the parts of dk and dv: head sizes are multiples of 64 here, so that nothing is rounded up."""
-    count = splits(device, case)
-    rows = case.batch * case.kv_heads * count * case.kv_rows
-    return sum(padded(4 * rows * width) for width in (case.head_dim, case.width)) if count > 1 else 0
+    """The bytes of the parts of dk and dv."""
+    tile, (first, count) = kernel(device, case), rule(device, case)
+    rows = (case.batch * case.kv_heads * -(-case.kv_rows // tile.kv_rows) - first) * count * tile.kv_rows
+    return sum(padded(4 * rows * width) for width in (case.head_dim, case.width))
 
 
 SPLIT = [
@@ -46,9 +62,17 @@ SPLIT = [
     Case(2, 12, 2, 200, 150, 100, None, "float16", "float16", 33),
     Case(1, 6, 2, 600, 90, 64, "top-left", out_dtype="bfloat16"),
     Case(1, 8, 1, 130, 70, 128, window=(40, 17), deterministic=True, out_dtype="bfloat16"),
-    Case(1, 5, 1, 200, 33, 20, None, "float16", "bfloat16"),
+    Case(1, 5, 1, 270, 33, 20, None, "float16", "bfloat16"),
     Case(1, 4, 1, 200, 65, 256, "bottom-right"),
     Case(2, 8, 1, 150, 200, 192, "bottom-right", v_head_dim=64),
+    Case(1, 1, 1, 1500, 40, 64),
+]
+# On three multiprocessors a wave of whole tiles comes first.
+TAILS = [
+    Case(1, 4, 4, 2000, 100, 64),
+    Case(1, 14, 7, 1100, 40, 128, out_dtype="bfloat16"),
+    Case(1, 2, 1, 700, 500, 64, None, "float16", "float16", 40, window=(90, None)),
+    Case(4, 1, 1, 1700, 30, 33),
 ]
 
 
@@ -59,7 +83,7 @@ def test_matches_both_references(
     opened: OpenDevice, device: pysm120.Device, rng: np.random.Generator, case: Case, places: Any
 ) -> None:
     """Groups, odd sizes, dtypes and strides of calls that are split."""
-    assert splits(device, case) > 1
+    assert chosen(opened, case).splits > 1
     verify(opened, rng, case, *(() if places is None else (places,)))
 
 
@@ -75,39 +99,68 @@ def test_every_order_of_ctas(rng: np.random.Generator, case: Case) -> None:
         np.testing.assert_array_equal(getattr(found[1], member), getattr(found[0], member))
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.virtual
+@pytest.mark.parametrize("case", TAILS, ids=name)
+def test_tiles_behind_a_whole_wave(rng: np.random.Generator, case: Case) -> None:
+    """The tiles of the first waves have a CTA each, and several CTAs share each of the others."""
+    opened = OpenDevice("virtual:0?multiprocessors=3")
+    try:
+        first, count = chosen(opened, case)
+        assert first > 0
+        assert first % 3 == 0
+        assert count > 1
+        x, o, lse = ready(rng, case)
+        judge(run(opened, case, x, o, lse), gradients(x), x, lse, delta_of(x, o), case.out_dtype)
+    finally:
+        opened.close()
+
+
+def order(q_rows: int, heads: range, tile: int, *, deterministic: bool) -> Iterator[tuple[int, slice]]:
+    """Return the heads and the rows of the tiles of a walk."""
+    rows = [slice(first, min(first + tile, q_rows)) for first in range(0, q_rows, tile)]
+    if deterministic:
+        yield from ((head, some) for some in rows[::-1] for head in heads)
+    else:
+        yield from ((head, some) for head in heads for some in rows)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_dk_and_dv_are_sums_in_the_order_of_the_heads(
-    device: pysm120.Device, rng: np.random.Generator, kv_heads: int, *, deterministic: bool, accumulate: bool
+def test_dk_and_dv_are_sums_in_the_order_of_the_walk(
+    opened: OpenDevice,
+    device: pysm120.Device,
+    rng: np.random.Generator,
+    kv_heads: int,
+    *,
+    deterministic: bool,
+    accumulate: bool,
 ) -> None:
-    """Calls of the heads of q of one CTA give its parts of dk and dv; NumPy adds them up, and every bit agrees."""
-    case = Case(2, 8 * kv_heads, kv_heads, 140, 90, 64, "bottom-right", deterministic=deterministic)
-    count = splits(device, case)
-    each = 8 // count
-    assert count > 1
+    """Calls of the queries of one CTA give its parts of dk and dv; NumPy adds them up, and every bit agrees."""
+    tile = kernel(device, Case(1, 1, 1, 1, 1, 64, deterministic=deterministic)).q_rows
+    case = Case(2, 8 * kv_heads, kv_heads, 3 * tile - 50, 90, 64, deterministic=deterministic)
+    assert chosen(opened, case) == (0, 24)  # a tile of queries for each CTA
     x, out, lse = ready(rng, case)
     delta = delta_of(x, out).astype(np.float32)
-    options: dict[str, Any] = {"causal": True, "scale": x.scale, "layout": "BHSD", "deterministic": deterministic}
+    options: dict[str, Any] = {"scale": x.scale, "layout": "BHSD", "deterministic": deterministic}
 
-    def call(q_heads: Any, heads: Any, dk: Any, dv: Any, *, accumulate: bool) -> None:
-        q, dout, own_out = (y[:, q_heads].copy() for y in (x.q, x.dout, out))
+    def call(q_heads: Any, rows: Any, heads: Any, dk: Any, dv: Any, *, accumulate: bool) -> None:
+        q, dout, own_out = (y[:, q_heads, rows].copy() for y in (x.q, x.dout, out))
         k, v = (y[:, heads].copy() for y in (x.k, x.v))
-        rows = {"lse": lse[:, q_heads].copy(), "delta": delta[:, q_heads].copy()}
+        known = {"lse": lse[:, q_heads, rows].copy(), "delta": delta[:, q_heads, rows].copy()}
         results = {"dq": np.zeros(q.shape, np.float32), "dk": dk, "dv": dv, "accumulate": accumulate}
-        attention_backward(dout, q, k, v, own_out, **rows, **results, **options, device=device)
+        attention_backward(dout, q, k, v, own_out, **known, **results, **options, device=device)
 
     before = [rng.standard_normal(y.shape).astype(np.float32) for y in (x.k, x.v)]
     got = [y.copy() for y in before]
-    call(slice(None), slice(None), *got, accumulate=accumulate)
+    call(slice(None), slice(None), slice(None), *got, accumulate=accumulate)
     for head in range(kv_heads):
         sums: list[Any] = []
-        for n in range(8 * head, 8 * head + 8, each):
+        for n, rows in order(case.q_rows, range(8 * head, 8 * head + 8), tile, deterministic=deterministic):
             part = [np.full((2, 1, *y.shape[2:]), np.nan, np.float32) for y in before]
-            few = Case(2, each, 1, 140, 90, 64, "bottom-right", deterministic=deterministic)
-            assert splits(device, few) == 1
-            call(slice(n, n + each), slice(head, head + 1), *part, accumulate=False)
+            call(slice(n, n + 1), rows, slice(head, head + 1), *part, accumulate=False)
             sums = [a + b for a, b in zip(sums, part, strict=True)] if sums else part
         for mine, there, wanted in zip(got, before, sums, strict=True):
             old = there[:, head] if accumulate else 0
@@ -127,19 +180,25 @@ LARGE = [
 
 @pytest.mark.parametrize("case", LARGE, ids=name)
 def test_the_number_of_splits(opened: OpenDevice, device: pysm120.Device, case: Case) -> None:
-    """The workspace has room for as many parts as the rule of the reference page says."""
-    alone = case._replace(kv_heads=case.heads)  # a group of one head is never split
-    assert workspace_bytes(opened, case) - workspace_bytes(opened, alone) == parts_of(device, case)
-    assert splits(device, alone) == 1
+    """It is that of the rule on the reference page, and the workspace has room for the parts."""
+    assert chosen(opened, case) == rule(device, case)
+    parts = parts_of(device, case)
+    assert (parts > 0) == (rule(device, case).splits > 1)
+    tile = kernel(device, case)
+    tiles = case.batch * case.heads * -(-case.q_rows // tile.q_rows)
+    sums = plan(opened, case).sums  # tests/ops/test_attention_backward_ring.py
+    areas = [(8 * tile.q_rows + 16) * tiles, 4 * tile.q_rows * tile.head_dim * sums]
+    areas += [32 * (1 + tiles)] * case.deterministic + [4 * (1 + tiles)] * (sums < tiles)
+    assert workspace_bytes(opened, case) == sum(padded(area) for area in areas) + parts
 
 
 def test_some_calls_are_split_and_some_are_not(device: pysm120.Device) -> None:
     """The rule has both outcomes among the cases above."""
-    found = {splits(device, case) for case in LARGE}
+    found = {rule(device, case).splits for case in LARGE}
     assert len(found) > 3
     assert 1 in found
 
 
 def test_heads_without_a_split_of_their_number(opened: OpenDevice, rng: np.random.Generator) -> None:
-    """Seven heads of q: all or none of them share a CTA."""
+    """Seven heads of q, whose walk no number of CTAs divides evenly."""
     verify(opened, rng, Case(1, 7, 1, 200, 70, 64, "bottom-right"))

@@ -128,6 +128,45 @@ static const struct wrong_field wrong_map[] = {
 };
 
 /* The same for the types that pack, and of the modes that contradict each other. */
+static void test_attention_backward(sm120_device *device) {
+    enum { ROWS = 4096, HEAD_DIM = 64 };
+    sm120_tensor x = {.address = 1 << 20, .dtype = SM120_BF16, .row_stride = HEAD_DIM};
+    x.head_stride = ROWS * HEAD_DIM;
+    x.batch_stride = HEADS * x.head_stride;
+    const sm120_attention_backward_args args = {.size = sizeof args,
+                                                .precision = SM120_BF16,
+                                                .batch = 1,
+                                                .heads = HEADS,
+                                                .kv_heads = HEADS,
+                                                .q_rows = ROWS,
+                                                .kv_rows = 1,
+                                                .head_dim = HEAD_DIM,
+                                                .q = x,
+                                                .k = x,
+                                                .v = x,
+                                                .dout = x,
+                                                .o = x,
+                                                .dq = x,
+                                                .dk = x,
+                                                .dv = x,
+                                                .lse = 1 << 20,
+                                                .scale = 1.0f};
+    sm120_attention_backward_plan plan = {.size = sizeof plan, .kernel = -1};
+    OK(sm120_attention_backward_chosen(device, &args, &plan));
+    sm120_builtin_info info = {.size = sizeof info};
+    OK(sm120_builtin(plan.kernel, &info));
+    TRUE(strcmp(info.operation, "attention_backward") == 0);
+    TRUE(plan.first_split == 0 && plan.splits > 1); /* four CTAs would leave SMs idle */
+    TRUE(plan.q_tiles > 0 && plan.sums == plan.q_tiles && plan.first_head == 0);
+    sm120_attention_backward_args other = args;
+    other.causal = 7;
+    BAD(INVALID_ARGUMENT, "causal = 7", sm120_attention_backward_chosen(device, &other, &plan));
+    BAD(INVALID_ARGUMENT, "args", sm120_attention_backward_chosen(device, NULL, &plan));
+    BAD(INVALID_ARGUMENT, "plan", sm120_attention_backward_chosen(device, &args, NULL));
+    plan.size = 1;
+    BAD(INVALID_ARGUMENT, "plan", sm120_attention_backward_chosen(device, &args, &plan));
+}
+
 static void test_packed_map(sm120_device *device, sm120_tensor_map_args args) {
     sm120_tensor_map map;
     args.data_type = SM120_TENSOR_MAP_UINT16;
@@ -262,6 +301,7 @@ int main(int argc, char **argv) {
         return EXIT_FAILURE;
     }
     test_attention(device);
+    test_attention_backward(device);
     test_quantize(device);
     test_weights(device);
     test_tensor_map(device);

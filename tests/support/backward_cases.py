@@ -240,9 +240,9 @@ def padded(x: int) -> int:
     return -(-x // 256) * 256
 
 
-def workspace_bytes(opened: OpenDevice, case: Case, precision: str | None = None) -> int:
-    """Ask how large a workspace is; rows are aligned if the head size is a multiple of 8."""
-    args, size = arguments(case, precision), ffi.new("size_t *")
+def described(case: Case, precision: str | None = None) -> Any:
+    """Return the struct of a case with tensors at no real address; rows are aligned if the head size is 8 n."""
+    args = arguments(case, precision)
     q, k = (case.heads, case.q_rows, case.head_dim), (case.kv_heads, case.kv_rows, case.head_dim)
     v, o = (case.kv_heads, case.kv_rows, case.width), (case.heads, case.q_rows, case.width)
     tensors = (args.q, args.k, args.v, args.dout, args.o, args.dq, args.dk, args.dv)
@@ -251,8 +251,34 @@ def workspace_bytes(opened: OpenDevice, case: Case, precision: str | None = None
         struct.address, struct.dtype = 1 << 20, CODES[case.dtype]
         struct.batch_stride, struct.head_stride, struct.row_stride = heads * rows * pitch, rows * pitch, pitch
     args.lse = 1 << 20
-    check(lib.sm120_attention_backward_workspace(opened.handle, args, size))
+    return args
+
+
+def workspace_bytes(opened: OpenDevice, case: Case, precision: str | None = None) -> int:
+    """Ask how large a workspace is."""
+    size = ffi.new("size_t *")
+    check(lib.sm120_attention_backward_workspace(opened.handle, described(case, precision), size))
     return int(size[0])
+
+
+class Shares(NamedTuple):
+    """Of the tiles of keys, in the order of the launch, those from `first` on are shared by `splits` CTAs each."""
+
+    first: int
+    splits: int
+
+
+def plan(opened: OpenDevice, case: Case, precision: str | None = None) -> Any:
+    """Ask the library how it computes a case."""
+    found = new_struct("sm120_attention_backward_plan")
+    check(lib.sm120_attention_backward_chosen(opened.handle, described(case, precision), found))
+    return found
+
+
+def chosen(opened: OpenDevice, case: Case, precision: str | None = None) -> Shares:
+    """Ask the library which CTAs share tiles of keys."""
+    found = plan(opened, case, precision)
+    return Shares(found.first_split, found.splits)
 
 
 def norm(x: Array) -> float:

@@ -124,6 +124,13 @@ def visits(heads: range, seen: Array, *, is_ordered: bool) -> Iterator[tuple[int
         yield from ((h, row) for h in heads for row in rows)
 
 
+def share(walk: list[tuple[int, int]], splits: int, nth: int) -> list[tuple[int, int]]:
+    """Return what the nth of some CTAs visits of a walk that they divide."""
+    each, more = divmod(len(walk), splits)
+    begin = nth * each + min(nth, more)
+    return walk[begin : begin + each + (nth < more)]
+
+
 def largest_byte(byte: Array) -> int:
     """Return the largest of some scales that are not NaN."""
     return int(np.where(byte == 255, 0, byte).max())
@@ -138,13 +145,13 @@ def flips(x: Array, off: Array) -> Array:
 
 
 def model(
-    x: Inputs, lse: Array, delta: Array, *, is_ordered: bool = False, splits: int = 1
+    x: Inputs, lse: Array, delta: Array, *, is_ordered: bool = False, first_split: int = 0, splits: int = 1
 ) -> tuple[Gradients, Gradients, Counts]:
     """Compute the gradients as the kernels do, given LSE and delta.
 
     S, P, dP and dS are float32, and dS is computed from the unrounded P. `seen` of the inputs is what causal and
     windows hide: [row, key]. `is_ordered`: by the deterministic kernels.
-    So many `splits` of the heads that share keys each have a CTA of their own.
+    So many `splits` have a CTA each and share the queries of a tile of keys, from tile `first_split` on.
 
     The second result is how far each element of the kernels may be from the first: their float32 sums and 2^x are
     rounded otherwise, which may round a P or dS to the other of two neighbours in e4m3. The third one counts paths.
@@ -160,12 +167,16 @@ def model(
     dq, dk, dv = (np.zeros(z.shape) for z in (x.q, x.k, x.v))
     room = Gradients(*(np.zeros(z.shape) for z in (x.q, x.k, x.v)))
     counts = np.zeros(3, int)
-    for b, split, first in np.ndindex(batch, kv_heads * splits, -(-kv_rows // KV_TILE)):
-        g, share = split // splits, heads // (kv_heads * splits)
+    heads_of = heads // kv_heads
+    for n, (b, g, first, nth) in enumerate(np.ndindex(batch, kv_heads, -(-kv_rows // KV_TILE), splits)):
+        is_shared = n // splits >= first_split
+        if nth > 0 and not is_shared:
+            continue
         keys = slice(first * KV_TILE, min((first + 1) * KV_TILE, kv_rows))
         k, v, used = y.k[b, g, keys], y.v[b, g, keys], LEAST_BYTE
         v_byte = largest_byte(v_bytes[b, g, keys.start // BLOCK : -(-keys.stop // BLOCK)])
-        for h, row in visits(range(share * split, share * (split + 1)), seen[:, keys], is_ordered=is_ordered):
+        walk = [*visits(range(heads_of * g, heads_of * (g + 1)), seen[:, keys], is_ordered=is_ordered)]
+        for h, row in share(walk, splits if is_shared else 1, nth):
             rows = slice(row, min(row + Q_TILE, q_rows))
             dout_byte = int(dout_bytes[b, h, row // BLOCK : -(-rows.stop // BLOCK)].max())
             delta_byte = int(scale_byte(np.abs(delta[b, h, rows]).max())) + 8  # its exponent, or one more

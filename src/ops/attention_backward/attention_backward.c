@@ -26,6 +26,30 @@ static sm120_status backward_call(sm120_device *handle, const sm120_attention_ba
     return device_leave(device, status);
 }
 
+sm120_status sm120_attention_backward_chosen(sm120_device *handle, const sm120_attention_backward_args *args,
+                                             sm120_attention_backward_plan *plan) {
+    struct device *device;
+    struct backward backward;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    status = check_struct(plan, sizeof *plan, "plan", "sm120_attention_backward_plan");
+    status = status == SM120_OK ? check_struct(args, sizeof *args, "args", "sm120_attention_backward_args") : status;
+    status = status == SM120_OK ? backward_check(args, &backward) : status;
+    status = status == SM120_OK ? backward_choose(device, &backward) : status;
+    status = status == SM120_OK ? backward_lay_out(device, &backward) : status;
+    if (status == SM120_OK) {
+        plan->kernel = (int32_t)backward.main;
+        plan->first_split = backward.first_split;
+        plan->splits = backward.splits;
+        plan->q_tiles = backward.slots;
+        plan->sums = backward.ring.slots;
+        plan->first_head = backward.ring.first_head;
+    }
+    return device_leave(device, status);
+}
+
 sm120_status sm120_attention_backward_workspace(sm120_device *device, const sm120_attention_backward_args *args,
                                                 size_t *workspace_bytes) {
     return backward_call(device, args, workspace_question(workspace_bytes));

@@ -19,11 +19,18 @@ struct backward {
     bool is_copied[LOADED];
     int64_t dmask_bytes;
     uint32_t main, delta, dq, sinks, sum; /* kernel_records */
-    int64_t splits;                       /* CTAs that share the heads of q of a head of k and v */
-    int64_t parts_at[RESULTS];            /* in the workspace, of dk and dv, if splits is above 1 */
     int64_t q_tiles, kv_tiles;            /* of a head; of the longest sequence, if they are packed */
+    int64_t kv_ctas;                      /* tiles of keys of all heads */
+    int64_t first_split, splits;          /* of those from first_split on, `splits` CTAs share one; else 1 */
+    int64_t parts_at[RESULTS];            /* in the workspace, of dk and dv, if splits is above 1 */
+    struct {                              /* of the sums of dq: ptx/parts/dq_ring.ptx */
+        bool is_used;
+        int64_t group_tiles, full_groups, reach; /* of the main kernel */
+        int64_t slots, first_head;               /* of the sums; whose dq the main kernel does not write */
+        int64_t finished_at;                     /* in the workspace */
+    } ring;
     /* A tile has a slot in the workspace; packed sequences lie one behind the other there too. */
-    int64_t head_slots, batch_slots;
+    int64_t head_slots, batch_slots, slots;                          /* of a head, of a batch, in all */
     int64_t rows_at, sums_at, turns_at, tile_bytes, workspace_bytes; /* in the workspace; sums of a tile */
     uint32_t products; /* the precision of the kernels; if it is not that of the call, q and k are rounded to MXFP8 */
     struct {           /* MXFP8: the operands in blocks; those of q lie at rows_at, each tile before its rows */
@@ -39,13 +46,20 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
 sm120_status backward_choose(const struct device *device, struct backward *b);
 sm120_status backward_lay_out(const struct device *device, struct backward *b);
 
-/* The number of CTAs that share the heads of q of a head of k and v; it divides heads / kv_heads. */
-int64_t backward_splits(const struct device *device, const struct backward *b);
+/* Choose first_split and splits. */
+void backward_split(const struct device *device, struct backward *b);
 
-/* With splits above 1: where the main kernel writes its parts of dk or dv; the launch that adds them up. */
-struct tensor backward_parts(const struct backward *b, int result, sm120_address workspace);
-struct attention_backward_sum_parameters backward_sum(const struct backward *b, int result, sm120_address workspace,
-                                                      int64_t *ctas);
+/* Choose whether the sums of dq live in a ring, after the splits. */
+void backward_choose_ring(const struct device *device, struct backward *b);
+
+/* The CTAs of the main kernel. */
+int64_t backward_ctas(const struct backward *b);
+
+/* With splits above 1: the launch that adds up the parts of dk and dv. */
+struct attention_backward_sum_parameters backward_sum(const struct backward *b, sm120_address workspace, int64_t *ctas);
+
+/* The heads of k and v whose tiles take turns in the order of the launch. */
+uint32_t backward_group(const struct backward *b);
 
 /* Move `offset` behind an area of `count * bytes` bytes. False: the workspace would exceed 2^63 bytes. */
 bool backward_place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at);
@@ -55,6 +69,9 @@ int64_t backward_rows_bytes(const struct kernel_record *main);
 
 /* Where a deterministic call counts the turns of its adds; 0 for other calls. */
 sm120_address backward_turns(const struct backward *b, sm120_address workspace);
+
+/* Where CTAs count themselves, with a ring; 0 for other calls. */
+sm120_address backward_finished(const struct backward *b, sm120_address workspace);
 
 /* Whether a tensor is rounded to MXFP8 before it is used in 16 bits: q and k of mixed precisions. */
 bool backward_is_rounded(const struct backward *b, int tensor);

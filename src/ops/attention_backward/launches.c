@@ -56,6 +56,7 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
         .delta = b->args->delta,
         .rows = workspace + (uint64_t)b->rows_at,
         .sums = workspace + (uint64_t)b->sums_at,
+        .finished = backward_finished(b, workspace),
         .turns = backward_turns(b, workspace),
         .o_batch_stride = batch_stride(o, args->cu_seqlens_q),
         .o_head_stride = o->head_stride,
@@ -82,6 +83,7 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
         .q_tiles = (uint32_t)b->q_tiles,
         .tile_rows = kernel_records[b->main].q_rows,
         .tile_bytes = (uint32_t)b->tile_bytes,
+        .ring_slots = (uint32_t)b->ring.slots,
         .head_dim = (uint32_t)b->call.o_shape.head_dim,
         .o_type = attention_type(o->dtype),
         .is_wide = is_wide,
@@ -94,23 +96,35 @@ static bool has_quads(const struct tensor *x, const struct shape *shape) {
            ((x->address | (uint64_t)x->batch_stride | (uint64_t)x->head_stride | (uint64_t)x->row_stride) & 7) == 0;
 }
 
+uint32_t backward_group(const struct backward *b) {
+    const struct kernel_record *const record = kernel_records + b->main;
+    const int64_t heads = record->group_rows / b->args->kv_rows;
+    /* In a deterministic call, CTAs that add to the same tiles of dq would wait for each other. */
+    const bool takes_turns = attention_reach(&b->forward).has_right || b->args->deterministic != 0;
+    return !takes_turns || heads < 1 ? 1 : heads < record->group_heads ? (uint32_t)heads : record->group_heads;
+}
+
 /* The parameters that the main kernels of all precisions have. */
 static struct gradients_call_parameters call_of(const struct backward *b, sm120_address workspace) {
     const sm120_attention_backward_args *const args = b->args;
-    const struct kernel_record *const record = kernel_records + b->main;
-    const bool has_parts = b->splits > 1;
-    const struct tensor dk_parts = backward_parts(b, DK, workspace), dv_parts = backward_parts(b, DV, workspace);
-    const struct tensor *const dk = has_parts ? &dk_parts : &b->results[DK];
-    const struct tensor *const dv = has_parts ? &dv_parts : &b->results[DV];
-    const int64_t heads = record->group_rows / args->kv_rows;
-    /* In a deterministic call, CTAs that add to the same tiles of dq would wait for each other. */
-    const bool takes_turns = attention_reach(&b->forward).has_right || args->deterministic != 0;
+    const struct tensor *const dq = &b->results[DQ], *const dk = &b->results[DK], *const dv = &b->results[DV];
+    const sm120_address turns = backward_turns(b, workspace), finished = backward_finished(b, workspace);
     const struct edges edges = attention_edges(&b->call);
     return (struct gradients_call_parameters){
         .dq = workspace + (uint64_t)b->sums_at,
         .dk = dk->address,
         .dv = dv->address,
-        .turns = backward_turns(b, workspace),
+        .finished = finished,
+        .dq_out = dq->address,
+        .dq_out_batch_stride = dq->batch_stride,
+        .dq_out_head_stride = dq->head_stride,
+        .dq_out_row_stride = dq->row_stride,
+        .dq_out_type = attention_type(dq->dtype),
+        .group_tiles = (uint32_t)b->ring.group_tiles,
+        .full_groups = (uint32_t)b->ring.full_groups,
+        .reach = (uint32_t)b->ring.reach,
+        .tickets = turns != 0 ? turns : finished,
+        .turns = turns,
         .dk_batch_stride = batch_stride(dk, args->cu_seqlens_k),
         .dk_head_stride = dk->head_stride,
         .dk_row_stride = dk->row_stride,
@@ -119,19 +133,21 @@ static struct gradients_call_parameters call_of(const struct backward *b, sm120_
         .dv_row_stride = dv->row_stride,
         .batches = (uint32_t)args->batch,
         .heads = (uint32_t)args->heads,
-        .kv_heads = (uint32_t)(args->kv_heads * b->splits),
+        .kv_heads = (uint32_t)args->kv_heads,
+        .first_split = (uint32_t)b->first_split,
         .splits = (uint32_t)b->splits,
+        .dk_parts = workspace + (uint64_t)b->parts_at[DK],
+        .dv_parts = workspace + (uint64_t)b->parts_at[DV],
         .q_rows = (uint32_t)args->q_rows,
         .kv_rows = (uint32_t)args->kv_rows,
         .head_dim = (uint32_t)b->call.q_shape.head_dim,
         .v_head_dim = (uint32_t)b->call.v_shape.head_dim,
         .dk_type = attention_type(dk->dtype),
         .dv_type = attention_type(dv->dtype),
-        .accumulate = has_parts ? 0 : args->accumulate,
-        .quads = (has_quads(dk, &b->result_shape[DK]) ? 1 : 0) | (has_quads(dv, &b->result_shape[DV]) ? 2 : 0),
-        .group = !takes_turns || heads < 1     ? 1
-                 : heads < record->group_heads ? (uint32_t)heads
-                                               : record->group_heads,
+        .accumulate = args->accumulate,
+        .quads = (has_quads(dk, &b->result_shape[DK]) ? 1 : 0) | (has_quads(dv, &b->result_shape[DV]) ? 2 : 0) |
+                 (has_quads(dq, &b->result_shape[DQ]) ? 4 : 0),
+        .group = backward_group(b),
         .scale = args->scale,
         .scale_log2 = (float)((double)args->scale * LOG2_E),
         .lower = edges.lower,
@@ -213,6 +229,8 @@ static struct attention_backward_dq_parameters dq_of(const struct backward *b, s
         .q_total = (int32_t)b->args->q_total,
         .head_slots = (uint32_t)b->head_slots,
         .batch_slots = (uint32_t)b->batch_slots,
+        .ring_slots = (uint32_t)b->ring.slots,
+        .first_head = (uint32_t)b->ring.first_head,
         .heads = (uint32_t)b->args->heads,
         .q_rows = (uint32_t)b->args->q_rows,
         .q_tiles = (uint32_t)b->q_tiles,
@@ -270,10 +288,14 @@ sm120_status backward_load(struct device *device, struct backward *b) {
     return status == SM120_OK ? prepare_copies(device, b, 0) : status;
 }
 
+int64_t backward_ctas(const struct backward *b) {
+    return b->first_split + (b->kv_ctas - b->first_split) * b->splits;
+}
+
 /* Prepare the steps of MXFP8 before dq: the queries, the keys and the products. */
 static sm120_status prepare_mxfp8(struct device *device, const struct backward *b, sm120_address workspace,
                                   struct values *values, struct step *delta, struct step *keys, struct step *main) {
-    const int64_t q_heads = b->args->batch * b->args->heads, kv_heads = b->args->batch * b->args->kv_heads;
+    const int64_t q_heads = b->args->batch * b->args->heads;
     const struct kernel_record *const record = kernel_records + b->main;
     values->queries = backward_pack_queries(b, workspace);
     values->keys = backward_pack_keys(b, workspace);
@@ -282,32 +304,29 @@ static sm120_status prepare_mxfp8(struct device *device, const struct backward *
                                   q_heads * b->q_tiles * (record->q_rows / PACKED_ROWS), delta);
     if (status == SM120_OK) {
         status = prepare(device, b, b->packed.keys, ARGUMENTS(&values->keys),
-                         kv_heads * b->kv_tiles * (record->kv_rows / PACKED_ROWS), keys);
+                         b->kv_ctas * (record->kv_rows / PACKED_ROWS), keys);
     }
-    return status == SM120_OK
-               ? prepare(device, b, b->main, ARGUMENTS(&values->mxfp8), kv_heads * b->kv_tiles * b->splits, main)
-               : status;
+    return status == SM120_OK ? prepare(device, b, b->main, ARGUMENTS(&values->mxfp8), backward_ctas(b), main) : status;
 }
 
 /* Prepare the steps of 16 bits before dq. */
 static sm120_status prepare_16bit(struct device *device, const struct backward *b, sm120_address workspace,
                                   struct values *values, struct step *delta, struct step *main) {
-    const int64_t q_heads = b->args->batch * b->args->heads, kv_heads = b->args->batch * b->args->kv_heads;
+    const int64_t q_heads = b->args->batch * b->args->heads;
     values->delta = delta_of(b, workspace);
     sm120_status status = main_of(device, b, workspace, &values->main);
     if (status == SM120_OK) {
         status = prepare(device, b, b->delta, ARGUMENTS(&values->delta), q_heads * b->q_tiles, delta);
     }
-    return status == SM120_OK
-               ? prepare(device, b, b->main, ARGUMENTS(&values->main), kv_heads * b->kv_tiles * b->splits, main)
-               : status;
+    return status == SM120_OK ? prepare(device, b, b->main, ARGUMENTS(&values->main), backward_ctas(b), main) : status;
 }
 
 sm120_status backward_run(struct device *device, struct backward *b, sm120_address workspace) {
     const bool has_sinks = b->args->dsinks != 0, is_mxfp8 = b->products == SM120_MXFP8;
     struct values values;
-    struct attention_backward_sum_parameters sum_values[RESULTS];
-    struct step delta, keys, main, dq, sinks, sums[RESULTS];
+    int64_t sum_ctas = 0;
+    const struct attention_backward_sum_parameters sum_values = backward_sum(b, workspace, &sum_ctas);
+    struct step delta, keys, main, sum, dq, sinks;
     sm120_status status = prepare_copies(device, b, workspace);
     const struct attention_backward_dq_parameters dq_values = dq_of(b, workspace);
     const struct attention_backward_sinks_parameters sinks_values = sinks_of(b, workspace);
@@ -316,15 +335,14 @@ sm120_status backward_run(struct device *device, struct backward *b, sm120_addre
                           : prepare_16bit(device, b, workspace, &values, &delta, &main);
     }
     if (status == SM120_OK) {
-        status = prepare(device, b, b->dq, ARGUMENTS(&dq_values), b->args->batch * b->args->heads * b->q_tiles, &dq);
+        status = prepare(device, b, b->dq, ARGUMENTS(&dq_values),
+                         (b->args->batch * b->args->heads - b->ring.first_head) * b->q_tiles, &dq);
     }
     if (status == SM120_OK && has_sinks) {
         status = prepare(device, b, b->sinks, ARGUMENTS(&sinks_values), b->args->heads, &sinks);
     }
-    for (int i = DK; i <= DV && b->splits > 1 && status == SM120_OK; ++i) {
-        int64_t ctas = 0;
-        sum_values[i] = backward_sum(b, i, workspace, &ctas);
-        status = prepare(device, b, b->sum, ARGUMENTS(&sum_values[i]), ctas, &sums[i]);
+    if (status == SM120_OK && b->splits > 1) {
+        status = prepare(device, b, b->sum, ARGUMENTS(&sum_values), sum_ctas, &sum);
     }
     for (int i = 0; i < LOADED && status == SM120_OK; ++i) {
         status = b->is_copied[i] ? launch_start(b->copies[i].kernel, &b->copies[i].launch) : status;
@@ -332,9 +350,7 @@ sm120_status backward_run(struct device *device, struct backward *b, sm120_addre
     status = status == SM120_OK ? launch_start(delta.kernel, &delta.launch) : status;
     status = status == SM120_OK && is_mxfp8 ? launch_start(keys.kernel, &keys.launch) : status;
     status = status == SM120_OK ? launch_start(main.kernel, &main.launch) : status;
-    for (int i = DK; i <= DV && b->splits > 1 && status == SM120_OK; ++i) {
-        status = launch_start(sums[i].kernel, &sums[i].launch);
-    }
+    status = status == SM120_OK && b->splits > 1 ? launch_start(sum.kernel, &sum.launch) : status;
     status = status == SM120_OK ? launch_start(dq.kernel, &dq.launch) : status;
     return status == SM120_OK && has_sinks ? launch_start(sinks.kernel, &sinks.launch) : status;
 }

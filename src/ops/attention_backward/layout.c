@@ -52,7 +52,7 @@ int64_t backward_rows_bytes(const struct kernel_record *main) {
 sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     const struct kernel_record *const record = kernel_records + b->main;
     const sm120_attention_backward_args *const args = b->args;
-    int64_t q_ctas = 0, kv_ctas = 0, slots = 0;
+    int64_t q_ctas = 0;
     for (int i = 0; i < LOADED; ++i) {
         b->loaded[i] = b->given[i];
         b->loaded_shape[i] = b->given_shape[i];
@@ -73,21 +73,23 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     b->tile_bytes = (int64_t)record->q_rows * record->head_dim * 4;
     b->head_slots = args->cu_seqlens_q != 0 ? args->q_total / record->q_rows + args->batch : b->q_tiles;
     b->batch_slots = args->cu_seqlens_q != 0 ? 0 : args->heads * b->q_tiles;
-    slots = args->cu_seqlens_q != 0 ? args->heads * b->head_slots : args->batch * b->batch_slots;
-    if (!multiply(args->batch * args->heads, b->q_tiles, &q_ctas) || q_ctas > INT32_MAX || slots > INT32_MAX ||
-        !multiply(args->batch * args->kv_heads, b->kv_tiles, &kv_ctas) || kv_ctas > INT32_MAX) {
+    b->slots = args->cu_seqlens_q != 0 ? args->heads * b->head_slots : args->batch * b->batch_slots;
+    if (!multiply(args->batch * args->heads, b->q_tiles, &q_ctas) || q_ctas > INT32_MAX || b->slots > INT32_MAX ||
+        !multiply(args->batch * args->kv_heads, b->kv_tiles, &b->kv_ctas) || b->kv_ctas > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
                     "batch * heads = %" PRId64 " of %" PRId64 " q tiles and %" PRId64
                     " kv tiles are too many CTAs; at most %d",
                     args->batch * args->heads, b->q_tiles, b->kv_tiles, INT32_MAX);
     }
-    b->splits = backward_splits(device, b);
-    const int64_t part_rows = b->splits > 1 ? args->batch * args->kv_heads * b->splits * args->kv_rows : 0;
+    backward_split(device, b);
+    const int64_t part_rows = (b->kv_ctas - b->first_split) * b->splits * record->kv_rows;
     const bool fits = b->products == SM120_MXFP8
-                          ? backward_place_packed(b, slots, kv_ctas)
-                          : backward_place(&b->workspace_bytes, slots, backward_rows_bytes(record), &b->rows_at);
-    if (!fits || !backward_place(&b->workspace_bytes, slots, b->tile_bytes, &b->sums_at) ||
-        !backward_place(&b->workspace_bytes, args->deterministic != 0 ? 1 + slots : 0,
+                          ? backward_place_packed(b, b->slots, b->kv_ctas)
+                          : backward_place(&b->workspace_bytes, b->slots, backward_rows_bytes(record), &b->rows_at);
+    backward_choose_ring(device, b);
+    if (!fits || !backward_place(&b->workspace_bytes, b->ring.slots, b->tile_bytes, &b->sums_at) ||
+        !backward_place(&b->workspace_bytes, b->ring.is_used ? 1 + b->slots : 0, 4, &b->ring.finished_at) ||
+        !backward_place(&b->workspace_bytes, args->deterministic != 0 ? 1 + b->slots : 0,
                         (int64_t)record->threads / 32 * 4, &b->turns_at) ||
         !backward_place(&b->workspace_bytes, part_rows, b->result_shape[DK].head_dim * 4, &b->parts_at[DK]) ||
         !backward_place(&b->workspace_bytes, part_rows, b->result_shape[DV].head_dim * 4, &b->parts_at[DV])) {

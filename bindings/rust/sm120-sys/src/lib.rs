@@ -682,6 +682,30 @@ impl Default for sm120_attention_backward_args {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub struct sm120_attention_backward_plan {
+    pub size: u32,
+    pub kernel: i32,
+    pub first_split: i64,
+    pub splits: i64,
+    pub q_tiles: i64,
+    pub sums: i64,
+    pub first_head: i64,
+}
+
+impl Default for sm120_attention_backward_plan {
+    /// Zeros, with its size.
+    fn default() -> Self {
+        // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
+        let zeros: Self = unsafe { core::mem::zeroed() };
+        Self {
+            size: core::mem::size_of::<Self>() as u32,
+            ..zeros
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub struct sm120_attention_with_kv_cache_args {
     pub size: u32,
     pub causal: u32,
@@ -1015,6 +1039,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_mask>() == 48);
     assert!(core::mem::size_of::<sm120_attention_args>() == 904);
     assert!(core::mem::size_of::<sm120_attention_backward_args>() == 632);
+    assert!(core::mem::size_of::<sm120_attention_backward_plan>() == 48);
     assert!(core::mem::size_of::<sm120_attention_with_kv_cache_args>() == 528);
     assert!(core::mem::size_of::<sm120_merge_states_args>() == 160);
     assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 152);
@@ -1288,6 +1313,11 @@ extern "C" {
         args: *const sm120_attention_args,
         first: *mut i64,
         splits: *mut i64,
+    ) -> sm120_status;
+    pub fn sm120_attention_backward_chosen(
+        device: *mut sm120_device,
+        args: *const sm120_attention_backward_args,
+        plan: *mut sm120_attention_backward_plan,
     ) -> sm120_status;
     pub fn sm120_attention_backward_workspace(
         device: *mut sm120_device,

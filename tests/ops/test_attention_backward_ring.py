@@ -1,0 +1,163 @@
+"""attention_backward of many heads: sums of dq live in a ring, and the main kernel writes dq of most heads."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from backward_cases import (
+    ALIGNED,
+    ODD,
+    Case,
+    Places,
+    backward,
+    judge,
+    kernel,
+    name,
+    padded,
+    plan,
+    ready,
+    run,
+    workspace_bytes,
+)
+from backward_reference import delta_of, gradients
+from harness import DTYPES, OpenDevice, check, lib, new_struct
+
+import pysm120
+from pysm120.runtime.module import Builtin, builtin_index
+
+attention_backward: Any = pysm120.attention_backward
+SMS = 2  # of the virtual device, so that few heads are many
+CASES = [
+    Case(1, 12, 12, 130, 64, 64, out_dtype="bfloat16"),
+    Case(2, 12, 6, 100, 200, 128),
+    Case(3, 6, 6, 70, 130, 100, None, "float16", "float16", 33),
+    Case(1, 16, 16, 65, 40, 256, out_dtype="bfloat16"),
+    Case(1, 28, 14, 90, 30, 192, v_head_dim=64, out_dtype="float16"),
+    Case(2, 7, 7, 300, 100, 32, window=(30, None)),
+    Case(1, 15, 15, 40, 400, 64, window=(30, None), out_dtype="bfloat16"),  # keys that no query sees
+    Case(1, 26, 13, 1, 1, 8),
+    Case(1, 13, 13, 1600, 100, 64),  # several CTAs share the last tiles
+]
+
+
+@pytest.fixture
+def few() -> Iterator[OpenDevice]:
+    opened = OpenDevice(f"virtual:0?multiprocessors={SMS}")
+    yield opened
+    opened.close()
+
+
+def held(tile: Builtin) -> int:
+    """The CTAs that an SM120 holds."""
+    info = new_struct("sm120_builtin_info")
+    check(lib.sm120_builtin(builtin_index(tile.entry), info))
+    registers = -(-info.registers_sm120 // 8) * 8
+    limits = (1536 // tile.threads, 65536 // (registers * tile.threads), 102400 // (tile.shared_bytes + 1024))
+    return int(min(limits))
+
+
+def heads_of_ring(opened: OpenDevice, case: Case, precision: str | None = None) -> int:
+    """The heads whose dq the main kernel writes."""
+    found = plan(opened, case, precision)
+    assert 0 < found.sums < found.q_tiles
+    assert 0 < found.first_head < case.batch * case.heads
+    return int(found.first_head)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.virtual
+@pytest.mark.parametrize("places", [ALIGNED, ODD], ids=["aligned", "odd"])
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_matches_both_references(few: OpenDevice, rng: np.random.Generator, case: Case, places: Places) -> None:
+    """Sums, workspace and results are NaN before the call."""
+    heads_of_ring(few, case)
+    x, o, lse = ready(rng, case)
+    judge(run(few, case, x, o, lse, places=places), gradients(x), x, lse, delta_of(x, o), case.out_dtype)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.virtual
+@pytest.mark.parametrize("case", CASES[:5], ids=name)
+def test_every_order_of_ctas(rng: np.random.Generator, case: Case) -> None:
+    """With all checks, CTAs begin in an order of the seed, and no access races with another."""
+    x, o, lse = ready(rng, case)
+    for seed in (1, 2, 3):
+        opened = OpenDevice(f"virtual:0?multiprocessors={SMS}&checks=full&seed={seed}")
+        try:
+            heads_of_ring(opened, case)
+            judge(run(opened, case, x, o, lse), gradients(x), x, lse, delta_of(x, o), case.out_dtype)
+        finally:
+            opened.close()
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_head_has_the_gradient_that_it_has_alone(rng: np.random.Generator, dtype: str) -> None:
+    """dq of a single tile of keys has no other order of sums, so that every bit agrees."""
+    case = Case(2, 14, 14, 150, 60, 64, out_dtype=dtype)
+    x, out, lse = ready(rng, case)
+    options: dict[str, Any] = {"scale": x.scale, "layout": "BHSD"}
+    with pysm120.Device(f"virtual:0?multiprocessors={SMS}") as device:
+        results = [np.full(y.shape, np.nan, DTYPES[dtype]) for y in (x.q, x.k, x.v)]
+        names = dict(zip(("dq", "dk", "dv"), results, strict=True))
+        attention_backward(x.dout, x.q, x.k, x.v, out, lse, **names, **options, device=device)
+        for head in range(14):
+            one = np.s_[:, head : head + 1]
+            own = [np.full(y[one].shape, np.nan, DTYPES[dtype]) for y in (x.q, x.k, x.v)]
+            given = (y[one].copy() for y in (x.dout, x.q, x.k, x.v, out, lse))
+            attention_backward(*given, dq=own[0], dk=own[1], dv=own[2], **options, device=device)
+            for whole, part in zip(results, own, strict=True):
+                np.testing.assert_array_equal(whole[one], part)
+
+
+@pytest.mark.virtual
+def test_adds_to_dq(rng: np.random.Generator) -> None:
+    """accumulate adds to the dq of every head once."""
+    case = Case(1, 14, 14, 90, 50, 64)
+    x, out, lse = ready(rng, case)
+    before = [rng.standard_normal(y.shape).astype(np.float32) for y in (x.q, x.k, x.v)]
+    options: dict[str, Any] = {"scale": x.scale, "layout": "BHSD"}
+    with pysm120.Device(f"virtual:0?multiprocessors={SMS}") as device:
+        alone = backward(x, out, lse, device)
+        names = ("dq", "dk", "dv")
+        sums = dict(zip(names, (y.copy() for y in before), strict=True))
+        attention_backward(x.dout, x.q, x.k, x.v, out, lse, accumulate=True, **sums, **options, device=device)
+    for old, own, got in zip(before, alone, sums.values(), strict=True):
+        np.testing.assert_allclose(got, old + own, rtol=0, atol=1e-6)
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_size_of_the_workspace(few: OpenDevice, case: Case) -> None:
+    """It holds the sums of a few heads; the formulas are those of the reference page."""
+    with pysm120.Device("virtual") as device:
+        tile, found = kernel(device, case), plan(few, case)
+    kv_tiles, group = -(-case.kv_rows // tile.kv_rows), case.heads // case.kv_heads
+    q_tiles = -(-case.q_rows // tile.q_rows)
+    reach = 1 + -(-SMS * held(tile) // kv_tiles)
+    assert found.sums == 2 * reach * group * q_tiles
+    assert found.first_head == (found.first_split // kv_tiles - reach) * group
+    if case.head_dim % 8 or case.width % 8:
+        return  # copies are added
+    tiles = case.batch * case.heads * q_tiles
+    areas = [(8 * tile.q_rows + 16) * tiles, 4 * tile.q_rows * tile.head_dim * found.sums, 4 * (1 + tiles)]
+    parts = (case.batch * case.kv_heads * kv_tiles - found.first_split) * found.splits * tile.kv_rows
+    areas += [4 * parts * width for width in (case.head_dim, case.width)]
+    assert workspace_bytes(few, case) == sum(padded(area) for area in areas)
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    "case",
+    [
+        CASES[0]._replace(deterministic=True),
+        CASES[0]._replace(causal="bottom-right"),  # all heads of a causal call take turns
+        CASES[0]._replace(heads=3, kv_heads=3),  # as few heads as the ring would hold
+    ],
+    ids=name,
+)
+def test_calls_without_a_ring(few: OpenDevice, case: Case) -> None:
+    found = plan(few, case)
+    assert found.sums == found.q_tiles
+    assert found.first_head == 0
