@@ -132,7 +132,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["nothing"], "the entry is 'nothing', not a kernel of the library"),
-        (["--chip", "rtx9000"], "the chip is 'rtx9000', which is neither one of h100, h200, rtx5080, rtx5090, rtxpro6000"),
+        (["--chip", "rtx9000"], "the chip is 'rtx9000', which is neither one of h100, h200, rtx5080, rtx5090"),
         (["--chip", "h200", "--target", "sm_120f"], "--chip is 'h200', whose target is sm_90, but --target is sm_120f"),
     ],
 )
