@@ -98,7 +98,12 @@ def test_errors_of_what_was_measured(unseen: ModuleType, capsys: pytest.CaptureF
 
 
 def test_a_missing_checkout_is_named(unseen: ModuleType, tmp_path: Path) -> None:
-    document = {"sources": {"a": {"repository": "o/a", "commit": "123"}}, "files": {"f": {}}, "headers": {}, "launches": []}
+    document = {
+        "sources": {"a": {"repository": "o/a", "commit": "123"}},
+        "files": {"f": {}},
+        "headers": {},
+        "launches": [],
+    }
     assert unseen.build(document, tmp_path, tmp_path / "out") == [
         f"{tmp_path}/a is missing: git clone https://github.com/o/a, checkout 123"
     ]
