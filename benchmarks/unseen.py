@@ -3,7 +3,7 @@
     python benchmarks/unseen.py build SOURCES FOLDER      # nvcc: FOLDER/*.cubin; SOURCES has the checkouts
     python benchmarks/unseen.py measure FOLDER [OUT.json]  # on the GPU, by ncu: clocks and errors
 
-`results/h100/unseen.json` has the predictions, the sources with their commits, the commands of nvcc, and the launches
+`results/unseen_h100.json` has the predictions, the sources with their commits, the commands of nvcc, and the launches
 with their arguments. `build` says which checkout is missing. It needs no GPU, `measure` needs no compiler. A kernel
 whose machine code is not that of the prediction is named: its error says nothing. OUT.json is the same list with the
 measured clocks.
@@ -30,7 +30,7 @@ from pysm120.machine_code import sass
 from pysm120.model import measure
 from pysm120.runtime.arrays import Array
 
-PREDICTED = Path(__file__).resolve().parent.parent / "results" / "h100" / "unseen.json"
+PREDICTED = Path(__file__).resolve().parent.parent / "results" / "unseen_h100.json"
 DRAWN = 1 << 20  # bytes or numbers; larger buffers repeat them
 NCU = ["--clock-control", "none", "--cache-control", "none", "--kernel-name-base", "mangled", "--csv", "--page", "raw"]
 

@@ -12,7 +12,7 @@ from pysm120.machine_code import sass
 from pysm120.model import measure
 
 ROOT = Path(__file__).resolve().parents[2]
-LIST = ROOT / "results" / "h100" / "unseen.json"
+LIST = ROOT / "results" / "unseen_h100.json"
 PTX = """.version 8.0
 .target sm_90
 .address_size 64
