@@ -166,6 +166,8 @@ typedef struct sm120_profile_row {
     uint64_t global_ideal_lines;      /* the fewest lines that hold as many different bytes */
     uint64_t tensor_flops;            /* 2 M N K for each mma */
     sm120_profile_bytes bytes[24];    /* bytes that were moved, by path */
+    uint64_t global_l2_accesses;      /* of global_accesses: those that need L2, if each CTA has an L1 of 32 KiB */
+    uint64_t global_l2_sectors;       /* sectors that they take from or bring to L2 */
 } sm120_profile_row;
 
 /* Open a profile: the virtual device counts by statement in all launches from now on, which take about twice as long.

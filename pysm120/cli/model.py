@@ -20,6 +20,7 @@ from pysm120.model.problem import BACKWARD, Problem
 from pysm120.model.record import NotRecordedError
 from pysm120.observe.profile import Sources
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.module import Builtin
 from pysm120.runtime.names import demangled
 
 REASONS = 15  # rows of the table
@@ -293,7 +294,7 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
     )
 
 
-def pass_result(of: backward.Pass, chip: Chip, problem: Problem, mhz: float) -> dict[str, Any]:
+def pass_result(of: backward.Pass, chip: Chip, problem: Problem, main: Builtin, mhz: float) -> dict[str, Any]:
     """Return the prediction of a whole backward pass as a value for ``json.dumps``."""
     seconds = of.clocks / (mhz * 1e6)
     return {
@@ -311,7 +312,7 @@ def pass_result(of: backward.Pass, chip: Chip, problem: Problem, mhz: float) -> 
         "clocks": round(of.clocks),
         "microseconds": round(seconds * 1e6, 2),
         "tflops": round(problem.backward_flops / seconds / 1e12, 1),
-        "tensor_share": round(problem.backward_flops / of.clocks / backward.tensor_flops(chip), 4),
+        "tensor_share": round(problem.backward_flops / of.clocks / backward.tensor_flops(chip, main), 4),
     }
 
 
@@ -387,7 +388,8 @@ def run(arguments: argparse.Namespace) -> int:
     found["splits"] = dataclasses.asdict(splits) if splits and splits.splits > 1 else None
     record = record_of(model.function.name)
     if problem and record.operation == BACKWARD:
-        found["pass"] = pass_result(backward.predict_pass(model, record, problem, prediction, splits), chip, problem, mhz)
+        whole = backward.predict_pass(model, record, problem, prediction, splits)
+        found["pass"] = pass_result(whole, chip, problem, record, mhz)
     lines = places(kernel.ptx, model.function, kernel.target)
     if arguments.json:
         reasons = [

@@ -55,7 +55,8 @@ class KernelModel:
 
     def run(self, rounds: list[int], slots: int, offset: int = 0, *, keep_events: bool = False) -> Outcome:
         """Simulate CTAs; ``rounds`` has the rounds of each."""
-        simulator = Simulator(self.chip, self.pipes, self.paths, self.warps, keep_events=keep_events)
+        queues = any(one.is_tensor for one in self.function.instructions)
+        simulator = Simulator(self.chip, self.pipes, self.paths, self.warps, keep_events=keep_events, queues=queues)
         return simulator.run(rounds, slots, offset)
 
 
@@ -169,7 +170,7 @@ def straight(
 
 def _pipes(chip: Chip, function: Function, recording: Recording | None) -> Pipes:
     """Return the pipes of a chip, with the recorded bank conflicts of a kernel."""
-    pipes = Pipes(chip, recording.wavefronts) if recording else Pipes(chip)
+    pipes = Pipes(chip, recording.wavefronts, recording.sectors) if recording else Pipes(chip)
     for one in function.instructions if recording else ():  # so that no later round needs another pipe
         pipes.number(chip.timing(pipe_table.class_of(one.opcode)).pipe)
     return pipes

@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 from pysm120.machine_code import pipes
 from pysm120.machine_code.sass import Instruction
-from pysm120.model import streams
+from pysm120.model import memory, streams
 from pysm120.model.kernel_model import TYPICAL, KernelModel
+from pysm120.model.recorded import SECTOR_BYTES
 from pysm120.model.roles import Other
 from pysm120.model.simulator import QUARTERS, Event, Outcome, Step
 
 _SHORT, _MORE = 4, 6  # rounds: fewest in the first simulation; additional ones in the second
 _LEAST = 0.001  # least part of its own speed that a CTA keeps beside older CTAs
+_MOSTLY = 0.9  # of an SM's time that its additions take, if they bound it
 _STAGGER = 700  # clocks between the starts of CTAs on an SM, so that they do not run in step
 _SHAPE = re.compile(r"[HQOI]MMA\.(?:SF\.)?(?:SP\.)?(16\d\d\d|1688|168128|168256)")
 _FLOPS = {"1688": 2048, "16816": 4096, "16832": 8192, "16864": 16384, "168128": 32768, "168256": 65536}
@@ -102,18 +104,28 @@ def _least(model: KernelModel, rounds: Sequence[int]) -> int:
     return max(_SHORT, min(recorded, max(rounds) - _MORE))
 
 
-def _time(model: KernelModel, resident: int, least: int) -> tuple[_Time, Outcome]:
-    """Simulate twice as many CTAs as are resident, with two numbers of rounds; once without a main loop."""
+def _time(model: KernelModel, resident: int, least: int, most: int) -> tuple[_Time, Outcome]:
+    """Simulate twice as many CTAs as are resident, with two numbers of rounds.
+
+    CTAs of few rounds, ``most`` at most, follow each other so fast that the distances between the first ones would
+    count. They start within the time of one, and twice as many are simulated once more: a CTA takes the time from its
+    end to that of its successor.
+    """
+
+    def run(rounds: int, waves: int = 2, stagger: int = _STAGGER) -> Outcome:
+        return model.run([rounds] * waves * resident, resident, stagger)
+
+    least = least if model.paths.around else 0
+    short, few = run(least), most <= _SHORT
+    one = short.clocks / 2
+    if few:
+        close = min(_STAGGER, model.run([most], 1).clocks // resident)
+        one = (run(most, 4, close).clocks - run(most, 2, close).clocks) / 2
     if not model.paths.around:
-        outcome = model.run([0] * 2 * resident, resident, _STAGGER)
-        return _Time(outcome.clocks / 2, 0.0), outcome
-    found = []
-    for rounds in (least, least + _MORE):
-        outcome = model.run([rounds] * 2 * resident, resident, _STAGGER)
-        found.append(outcome)
-    short, long = (outcome.clocks / 2 for outcome in found)
-    each = (long - short) / _MORE
-    return _Time(short - least * each, each), found[1]
+        return _Time(one, 0.0), short
+    long = run(least + _MORE)
+    each = (long.clocks - short.clocks) / 2 / _MORE
+    return _Time(one - (most if few else least) * each, each), long
 
 
 def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
@@ -125,8 +137,8 @@ def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     paths, lanes = model.paths, 32 * model.warps
 
     def bytes_of(one: Instruction) -> float:
-        recorded = model.recording.sector_bytes(one) if model.recording else None
-        return pipes.lane_bytes(one) * lanes if recorded is None else recorded * model.warps
+        recorded = model.recording.sectors(one) if model.recording else None
+        return pipes.lane_bytes(one) * lanes if recorded is None else SECTOR_BYTES * recorded.fetched * model.warps
 
     def moved(steps: Sequence[Step], kinds: set[str]) -> float:
         ones = [paths.sources[step.place] for step in steps]
@@ -213,17 +225,18 @@ def predict(
         Keep the events for a timeline.
 
     """
+    model, l2 = dataclasses.replace(model, chip=memory.shared(model.chip)), all_l2_bytes(model, rounds, others)
     chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
     least, times, outcome = _least(model, rounds), [], None
     for resident in range(1, slots + 1):
-        time, outcome = _time(model, resident, least)
-        more = sum(other.passes * _time(other.model, resident, _SHORT)[0].each for other in others)
+        time, outcome = _time(model, resident, least, max(rounds))
+        more = sum(other.passes * _time(other.model, resident, _SHORT, _MORE)[0].each for other in others)
         times.append(_Time(max(0.0, time.begin + more), time.each))
     assert outcome is not None  # noqa: S101 - there is at least one slot
     clocks = _Sms(rounds, times, int(chip["sms"])).run() + float(chip["launch_clocks"])
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
     besides = _besides(others, rounds)
-    l2, held = all_l2_bytes(model, rounds, others), tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
+    held = tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
     dram = held if dram_bytes is None else dram_bytes
     start = float(chip["launch_clocks"])
     l2_clocks, dram_clocks = (
@@ -237,6 +250,8 @@ def predict(
     bounds = {"sm": clocks, "dram": dram_clocks, "l2": l2_clocks, "adds": add_clocks}
     bound = max(bounds, key=lambda name: bounds[name])
     clocks = bounds[bound]
+    if bound == "sm" and add_clocks - start > _MOSTLY * (clocks - start):
+        bound = "adds"  # which the SM's time contains
     if dram_bytes and not any(one.is_tensor for one in model.function.instructions):
         clocks = streams.together(start, bounds)
     full = times[-1]

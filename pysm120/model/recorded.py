@@ -23,6 +23,7 @@ from pysm120.runtime.errors import InvalidArgumentError
 
 _OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # opcodes whose lines are not reliable
 SECTOR_BYTES = 32
+_NOT_IN_L1 = re.compile(r"\.(?:BYPASS|STRONG)\b")  # cp.async.cg, volatile loads
 # Opcodes of PTX that may access global memory.
 _ACCESS = re.compile(r"(?:ldu?|st|cp\.async|red|atom|wmma\.(?:load|store))$")
 _EXTENDED = re.compile(r"\.E\b")  # 64-bit addresses
@@ -45,17 +46,29 @@ class Banks(NamedTuple):
         return passes * self.wavefronts / self.ideal if passes <= self.ideal else max(passes, self.wavefronts)
 
 
+class Sectors(NamedTuple):
+    """The average access of global memory of a statement: the sectors and lines that it touches.
+
+    ``fetched``: sectors that an L1 of 32 KiB for each CTA does not hold. ``missed``: share of accesses that have any.
+    """
+
+    touched: float
+    lines: float = 0.0
+    fetched: float = 0.0
+    missed: float = 0.0
+
+
 class Launch(NamedTuple):
     """The counts of one launch: how often warps executed the statement of each PTX line, its CTAs and their rounds.
 
-    ``banks`` has the lines with bank conflicts, ``sectors`` the average sectors of a warp's access of global memory.
+    ``banks`` has the lines with bank conflicts, ``sectors`` those with accesses of global memory.
     """
 
     executed: Mapping[int, int]
     ctas: int
     rounds: float  # rounds of a CTA, on average
     banks: Mapping[int, Banks] = MappingProxyType({})
-    sectors: Mapping[int, float] = MappingProxyType({})
+    sectors: Mapping[int, Sectors] = MappingProxyType({})
 
 
 def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
@@ -85,20 +98,21 @@ def banks_of(statements: Sequence[Statement], entry: str) -> dict[int, Banks]:
     }
 
 
-def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, float]:
-    """Return the average sectors of a warp's access of global memory, for the lines of a kernel that have accesses.
+def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, Sectors]:
+    """Return the average access of global memory, for the lines of a kernel that have accesses.
 
     An access without any touches nothing: no warp executed it, its predicate was false, or its generic address was one
     of shared memory.
     """
-    found: dict[int, float] = {}
+    found: dict[int, Sectors] = {}
     for one in statements:
         if one.kernel != entry:
             continue
-        if one.counts.global_accesses:
-            found.setdefault(one.row, one.counts.sectors_per_access)
+        if n := (c := one.counts).global_accesses:
+            counts = (c.global_sectors, c.global_lines, c.global_l2_sectors, c.global_l2_accesses)
+            found.setdefault(one.row, Sectors(*(count / n for count in counts)))
         elif _ACCESS.match(one.opcode):
-            found.setdefault(one.row, 0.0)
+            found.setdefault(one.row, Sectors(0.0))
     return found
 
 
@@ -240,10 +254,12 @@ class Recording:
         banks = self.launches[-1].banks.get(_row_of(self._rows, one)) if pipes.is_access(one) else None
         return banks.of(passes) if banks else passes
 
-    def sector_bytes(self, one: Instruction) -> float | None:
-        """Return the bytes of the sectors that a warp's access of global memory touches; None if they are unknown."""
-        sectors = self.launches[-1].sectors.get(_row_of(self._rows, one)) if pipes.lane_bytes(one) else None
-        return None if sectors is None else SECTOR_BYTES * sectors
+    def sectors(self, one: Instruction) -> Sectors | None:
+        """Return what a warp's access of global memory touches and takes from L2; None if it is unknown."""
+        found = self.launches[-1].sectors.get(_row_of(self._rows, one)) if pipes.lane_bytes(one) else None
+        if found and _NOT_IN_L1.search(one.opcode):
+            return found._replace(fetched=found.touched, missed=1.0)
+        return found
 
     @cached_property
     def shares(self) -> dict[int, Share]:

@@ -33,6 +33,7 @@ from pysm120.model import ports as port_table
 from pysm120.model.chips import Chip
 from pysm120.model.fetch import Fetch
 from pysm120.model.handovers import Deed, Filler, Ring
+from pysm120.model.recorded import SECTOR_BYTES, Sectors
 from pysm120.runtime.errors import UnsupportedError
 
 QUARTERS = 4
@@ -51,7 +52,7 @@ class Step(NamedTuple):
     ``special`` is "", "barrier", an action on a phase of ``ring`` (handovers.py): "wait", "arrive" or "copy", or an
     action of cp.async: "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups).
     ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code. ``added``:
-    bytes that it adds to L2.
+    bytes that it adds to L2; ``loaded``, ``stored``: bytes that it loads from L2, without cp.async, or stores.
     """
 
     pipe: int
@@ -70,6 +71,8 @@ class Step(NamedTuple):
     ports: port_table.Demand = (0.0, 0.0)
     line: int = 0
     added: int = 0
+    loaded: float = 0.0
+    stored: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,10 +197,14 @@ class Simulator:
         Warps of a CTA.
     keep_events : bool
         Keep the events for a timeline.
+    queues : bool
+        Loads and stores wait for the SM's share of L2. Without, only their latency counts.
 
     """
 
-    def __init__(self, chip: Chip, pipes: "Pipes", paths: Paths, warps: int, *, keep_events: bool = False) -> None:
+    def __init__(
+        self, chip: Chip, pipes: "Pipes", paths: Paths, warps: int, *, keep_events: bool = False, queues: bool = True
+    ) -> None:
         self.paths, self.warps, self.names = paths, warps, pipes.names
         self.greedy = chip["scheduler"] == "greedy"
         self.depth = int(chip["queue_depth"])
@@ -205,8 +212,10 @@ class Simulator:
         self.cta_start = int(chip["cta_start"])
         self.copy_latency, self.copy_rate = int(chip["copy_latency"]), float(chip["copy_bytes_per_clock"])
         self.async_latency = int(chip["async_latency"])
+        self.load_rate = float(chip.values.get("load_bytes_per_clock", self.copy_rate))
         self.add_rate, self.add_queue = float(chip["add_bytes_per_clock"]), float(chip["add_queue_bytes"])
-        self.adds_bind = bool(chip["adds_bind"])
+        self.adds_bind, self.queues_bind = bool(chip["adds_bind"]), queues
+        self.store_rate = float(chip["store_bytes_per_clock"])
         self.bar_interval, self.bar_latency = int(chip["barrier_interval"]), int(chip["barrier_latency"])
         self.queued = [name in _QUEUED for name in self.names]
         self.free = [[0.0] * len(self.names) for _ in range(QUARTERS)]
@@ -390,6 +399,7 @@ class Simulator:
                 free[other] += delay
         end = math.ceil(max(begin + max(step.wavefronts, 1), free[pipe] if not step.wavefronts else 0))
         done = math.ceil(max(begin, now) + max(step.wavefronts, 1)) - 1 + step.latency
+        done = max(done, self.load(step, now))
         name = self.names[pipe]
         self.outcome.busy[name] += step.interval
         if self.keep_events:
@@ -403,13 +413,23 @@ class Simulator:
         if not step.special or self.special(warp, step, now):
             self.settle(warp)
 
+    def load(self, step: Step, now: int) -> int:
+        """Queue bytes that are loaded; return when they arrive, 0 if there are none."""
+        if not step.loaded or not self.queues_bind:
+            return 0
+        self.copy_free = max(self.copy_free, now) + step.loaded / self.load_rate
+        self.arriving += step.loaded / _PASS_BYTES
+        return math.ceil(self.copy_free) + step.latency
+
     def add(self, warp: _Warp, step: Step, now: int) -> None:
-        """Queue bytes that are added to L2; the pipe goes on when the queue has room for as many bytes."""
-        if not step.added or not self.adds_bind:
-            return
-        free = self.free[warp.quarter]
-        self.added = max(self.added, now) + step.added / self.add_rate
-        free[step.pipe] = max(free[step.pipe], self.added - self.add_queue / self.add_rate)
+        """Queue bytes that are added to L2 or stored; the pipe goes on when the queue has room for as many bytes."""
+        clocks = step.added / self.add_rate if self.adds_bind else 0.0
+        clocks += step.stored / self.store_rate if self.queues_bind else 0.0
+        if clocks:
+            rate = (step.added + step.stored) / clocks
+            free = self.free[warp.quarter]
+            self.added = max(self.added, now) + clocks
+            free[step.pipe] = max(free[step.pipe], self.added - self.add_queue / rate)
 
     def account(self, warp: _Warp, step: Step, now: int) -> None:
         """Record what a warp waited for."""
@@ -466,7 +486,7 @@ class Simulator:
     def group(self, warp: _Warp, step: Step, now: int) -> None:
         """Perform cp.async, its commit_group and its wait_group."""
         if step.special == "load":
-            self.copy_free = max(self.copy_free, now) + step.amount / self.copy_rate
+            self.copy_free = max(self.copy_free, now) + step.amount / self.load_rate
             self.arriving += step.amount / _PASS_BYTES
             warp.landing = max(warp.landing, math.ceil(self.copy_free) + self.async_latency)
         elif step.special == "commit":
@@ -538,11 +558,17 @@ class Simulator:
 class Pipes:
     """The pipes of a chip by number, and the steps of instructions.
 
-    ``wavefronts`` returns the wavefronts of shared memory of an instruction.
+    ``wavefronts`` returns the wavefronts of shared memory of an instruction, ``sectors`` what an access of global
+    memory touches; None if that is unknown.
     """
 
-    def __init__(self, chip: Chip, wavefronts: Callable[[Instruction], float] = pipe_table.wavefronts) -> None:
-        self.chip, self.wavefronts = chip, wavefronts
+    def __init__(
+        self,
+        chip: Chip,
+        wavefronts: Callable[[Instruction], float] = pipe_table.wavefronts,
+        sectors: Callable[[Instruction], Sectors | None] = lambda _: None,
+    ) -> None:
+        self.chip, self.wavefronts, self.sectors = chip, wavefronts, sectors
         self.names: list[str] = []
         self.port_clocks = float(chip["port_xu"]), float(chip["port_returned"])
 
@@ -578,13 +604,14 @@ class Pipes:
             passes = 0 if is_idle else self.wavefronts(one) or pipe_table.add_passes(one)
             # The result is ready after all wavefronts, which take an interval each.
             conflicts = passes - (pipe_table.wavefronts(one) or pipe_table.add_passes(one)) if passes else 0
+            latency, loaded, stored = (timing.latency, 0.0, 0.0) if is_idle else self.of_memory(one, timing.latency)
             special, amount = _special(one)
             deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
             steps.append(
                 Step(
                     self.number(timing.pipe),
                     timing.interval * max(1, passes),
-                    math.ceil(timing.latency + conflicts * max(0, timing.interval - 1)),
+                    math.ceil(latency + conflicts * max(0, timing.interval - 1)),
                     passes,
                     max(1, one.stall, int(branch)),
                     one.wait_mask,
@@ -598,9 +625,28 @@ class Pipes:
                     (0.0, 0.0) if is_idle else port_table.demand(one, path[i - 1], *self.port_clocks),
                     one.address // fetching.LINE_BYTES,
                     added_bytes(one),
+                    loaded,
+                    stored,
                 )
             )
         return steps
+
+    def of_memory(self, one: Instruction, latency: float) -> tuple[float, float, float]:
+        """Return the latency of an instruction, and the bytes that it loads from L2 and stores.
+
+        L1 gives what it holds sooner. A statement whose accesses need L2 in part has the average latency.
+        """
+        kind = pipe_table.class_of(one.opcode)
+        if kind not in {"load_global", "store_global"} or one.base in {"ATOM", "ATOMG"}:
+            return latency, 0.0, 0.0
+        found = self.sectors(one)
+        if found is None:
+            moved = float(_LANES * pipe_table.lane_bytes(one))
+            return (latency, moved, 0.0) if kind == "load_global" else (latency, 0.0, moved)
+        if kind == "store_global":
+            return latency, 0.0, SECTOR_BYTES * found.touched
+        of_l1 = self.chip.timing("load_local").latency
+        return of_l1 + found.missed * (latency - of_l1), SECTOR_BYTES * found.fetched, 0.0
 
 
 def added_bytes(one: Instruction) -> int:

@@ -79,7 +79,7 @@ def predict(chip: Chip, image: bytes, function: Function, stream: Stream) -> Pre
     slots = min(per_sm, chip.ctas_per_sm(entry.registers, entry.threads, entry.static_shared_bytes))
     launch = Launch(stream.executed, stream.recorded_ctas, 1.0)
     loops = {loop: rounds for loop in _outer(function.loops) if (rounds := _rounds(function, loop, launch, warps)) > 0}
-    if not loops:
+    if function.loops and not loops:
         message = f"no loop of {function.name} was executed in the recorded launch"
         raise InvalidArgumentError(message)
     kept = fits(chip, stream.tensor_bytes)
@@ -91,6 +91,9 @@ def predict(chip: Chip, image: bytes, function: Function, stream: Stream) -> Pre
         short, long = (model.run([r] * 2 * slots, slots).clocks / 2 for r in (_SHORT, _SHORT + _MORE))
         each = (long - short) / _MORE
         clocks += each * rounds + (short - _SHORT * each if n == 0 else 0)  # what is outside of loops counts once
+    if not loops:  # one CTA after the other
+        model = kernel_model.build(cold, function, entry.threads, slots)
+        clocks = (model.run([0] * 4 * slots, slots).clocks - model.run([0] * 2 * slots, slots).clocks) / 2
     per_clock = 1e3 / float(chip["mhz"])  # bytes a clock at 1 GB/s
     dram = 0.0 if kept else stream.tensor_bytes
     return Prediction(

@@ -113,11 +113,14 @@ def of_library(device: Device, kernel: Builtin, problem: Problem) -> tuple[Kerne
 
 
 def of_backward(device: Device, kernel: Builtin, problem: Problem) -> Callable[[], object]:
-    """Return a function that runs the whole backward pass: delta, the kernel that the library chooses, dq."""
+    """Return a function that runs the whole backward pass of a main kernel."""
     dtype, rng = np.dtype(ml_dtypes.bfloat16 if kernel.precision == "bf16" else np.float16), np.random.default_rng(1)
     shapes = [(problem.batch, problem.rows, heads, problem.head_dim) for heads in (problem.heads, problem.groups)]
     q, k, v, dout, out = (device.array(_normal(rng, shapes[n]).astype(dtype)) for n in (0, 1, 1, 0, 0))
     # P is 2^(S - LSE): an LSE above all scores keeps it small.
     lse = device.array(np.full((problem.batch, problem.heads, problem.rows), 8, np.float32))
     dq, dk, dv = (device.empty(shapes[n], dtype) for n in (0, 1, 1))
-    return partial(attention_backward, dout, q, k, v, out, lse, causal=problem.causal, dq=dq, dk=dk, dv=dv)
+    return partial(
+        attention_backward, dout, q, k, v, out, lse, causal=problem.causal, precision=kernel.precision, dq=dq, dk=dk,
+        dv=dv,
+    )  # fmt: skip

@@ -34,6 +34,9 @@ class Counts:
     global_accesses, global_sectors, global_ideal_sectors, global_lines, global_ideal_lines : int
         Accesses of global memory by warps, the sectors of 32 and lines of 128 bytes that they touched, and the fewest
         that could hold as many different bytes.
+    global_l2_accesses, global_l2_sectors : int
+        Those accesses of global memory that need L2, and the sectors that they take from it or bring to it, if each CTA
+        has an L1 of 32 KiB.
     tensor_flops : int
         Multiplications and additions of mma.
     bytes : dict
@@ -54,6 +57,8 @@ class Counts:
     global_ideal_sectors: int = 0
     global_lines: int = 0
     global_ideal_lines: int = 0
+    global_l2_accesses: int = 0
+    global_l2_sectors: int = 0
     tensor_flops: int = 0
     bytes: dict[str, int] = dataclasses.field(default_factory=dict)
 

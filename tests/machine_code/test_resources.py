@@ -132,7 +132,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["nothing"], "the entry is 'nothing', not a kernel of the library"),
-        (["--chip", "rtx9000"], "the chip is 'rtx9000', which is neither one of h200, rtx5080, rtx5090, rtxpro6000"),
+        (["--chip", "rtx9000"], "the chip is 'rtx9000', which is neither one of h100, h200, rtx5080, rtx5090"),
         (["--chip", "h200", "--target", "sm_120f"], "--chip is 'h200', whose target is sm_90, but --target is sm_120f"),
     ],
 )
@@ -142,7 +142,7 @@ def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[
 
 
 def test_every_value_of_a_chip_has_a_source() -> None:
-    assert set(chips.names()) >= {"h200", "rtx5080", "rtx5090", "rtxpro6000"}
+    assert set(chips.names()) >= {"h100", "h200", "rtx5080", "rtx5090", "rtxpro6000"}
     for name in chips.names():
         chip = chips.load(name)
         assert chip["sms"] > 0

@@ -9,10 +9,11 @@ import pytest
 
 from pysm120 import __main__
 from pysm120.machine_code import sass
-from pysm120.model import backward, chips, problem, record, streams, validation
+from pysm120.model import backward, chips, problem, record, streams, validation, work
 from pysm120.model.handovers import Ring
 from pysm120.model.problem import Problem
 from pysm120.model.recorded import Recording
+from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, builtins
 
@@ -112,10 +113,48 @@ def test_the_whole_pass(capsys: pytest.CaptureFixture[str]) -> None:
     assert "or more: the limit is unknown" in next(line for line in shown.splitlines() if "adds in L2" in line)
 
 
+def test_the_whole_pass_in_mxfp8(capsys: pytest.CaptureFixture[str]) -> None:
+    """The operands are packed first: what the library launches is what is predicted, in its order."""
+    main = next(b for b in builtins() if b.operation == "attention_backward" and b.precision == "mxfp8")
+    words = f"1,256,4/2,{main.head_dim}"
+    assert __main__.main(["model", main.entry, "--problem", words, "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)["pass"]
+    with Device("virtual") as device:
+        launch = work.of_backward(device, main, problem.parse(words))
+        with device.profile() as p:
+            launch()
+    assert [one["kernel"] for one in whole["kernels"]] == list(p.kernels)
+    assert whole["clocks"] == pytest.approx(sum(one["clocks"] for one in whole["kernels"]), abs=3)
+    queries, keys, _, _ = whole["kernels"]
+    start = chips.load("rtx5090")["launch_clocks"]
+    assert start < keys["clocks"] < queries["clocks"]
+    # 2048 operations of a block-scaled product for an SM and clock.
+    assert whole["tensor_share"] == pytest.approx(
+        10 * 4 * 256**2 * main.head_dim / whole["clocks"] / (2048 * 170), abs=1e-4
+    )
+
+
+def test_streams_of_the_packing_kernels() -> None:
+    main = next(
+        b for b in builtins() if b.operation == "attention_backward" and (b.precision, b.head_dim) == ("mxfp8", 128)
+    )
+    before, after = backward.companions(main)
+    assert [one.entry for one in (*before, *after)] == [
+        "attention_backward_pack_queries_f16_d128", "attention_backward_pack_keys_f16_d128", "attention_backward_dq",
+    ]  # fmt: skip
+    of = problem.parse("2,1000,8/2,128")
+    queries, keys = (backward.stream_of(one, main, of, {}, 512) for one in before)
+    # 16 tiles of 64 queries of 16 heads and 8 tiles of 128 keys of 4 heads; a CTA has 32 rows.
+    assert (queries.ctas, queries.recorded_ctas) == (16 * 16 * 2, 8 * 2)
+    assert (keys.ctas, keys.recorded_ctas) == (4 * 8 * 4, 4 * 4)
+    assert queries.tensor_bytes == (2 + 2 + 2 + 1 + 1 + 4) * 2 * 8 * 1000 * 128
+    assert keys.tensor_bytes == (2 + 2 + 1 + 1) * 2 * 2 * 1000 * 128
+
+
 def _stream(rows: int = 2048) -> tuple[bytes, sass.Function, streams.Stream]:
     """Return delta of a problem on an H200."""
     kernel, of = MAIN["sm_90"], Problem(4, rows, 32, 128)
-    delta, _ = backward.companions(kernel)
+    delta = backward.companions(kernel)[0][0]
     small = backward.recorded_problem(of)
     executed = record.executed("sm_90", [delta.entry], kernel, small)[delta.entry]
     index = builtin_index(delta.entry) or 0

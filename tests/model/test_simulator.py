@@ -8,10 +8,12 @@ import pytest
 from sass_text import Op, listing
 
 from pysm120.machine_code import pipes, sass
-from pysm120.model import chips, kernel_model, loops, ports, predict, problem, validation
+from pysm120.model import chips, kernel_model, loops, memory, ports, predict, problem, validation
 from pysm120.model.chips import Chip
 from pysm120.model.handovers import Filler, Ring
 from pysm120.model.predict import _Sms, _Time
+from pysm120.model.recorded import Sectors
+from pysm120.model.simulator import Pipes
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import builtins
 
@@ -56,6 +58,7 @@ async_latency = 4000
 adds_bind = 1
 add_bytes_per_clock = 16
 add_queue_bytes = 4096
+store_bytes_per_clock = 32
 dram_latency = 900
 source = "made up"
 """
@@ -63,7 +66,8 @@ TIMINGS = {
     "hmma_16816_f32": ("tensor", 10, 20), "mufu": ("xu", 8, 17), "fma": ("fma", 1, 4), "alu": ("alu", 2, 5),
     "ldmatrix": ("lsu", 2, 26), "branch": ("branch", 1, 1), "barrier": ("lsu", 1, 1), "try_wait": ("lsu", 1, 36),
     "arrive": ("lsu", 1, 20), "copy": ("copy", 34, 34), "copy_async": ("lsu", 2, 30),
-    "add_global": ("lsu", 1, 30), "fence": ("lsu", 1, 10), "uniform": ("uniform", 1, 1),
+    "add_global": ("lsu", 1, 30), "load_global": ("lsu", 1, 300), "load_local": ("lsu", 1, 40),
+    "store_global": ("lsu", 1, 30), "fence": ("lsu", 1, 10), "uniform": ("uniform", 1, 1),
 }  # fmt: skip
 
 
@@ -156,6 +160,55 @@ def test_a_full_queue_of_additions_holds_what_follows(chip: Chip) -> None:
     assert 1600 <= per_round(wide, body, 4) < 1700  # with the way of the additions to the queue
     # The pipe of a quarter holds eight additions, L2's queue 4096 bytes. The barrier waits behind the others.
     assert per_round(chip, body, 4) == 1600 + ((12 - 8) * 4 * 512 - 4096) / 16
+
+
+HMMA = Op("HMMA.16816.F32 R4, R8, R12, R4")
+LOAD, STORE = Op("LDG.E.128 R16, desc[UR4][R2.64]", writes=0), Op("STG.E.128 desc[UR4][R2.64], R4")
+
+
+def test_stores_leave_the_sm_at_the_rate_of_l2(chip: Chip) -> None:
+    # Two warps on each quarter, four stores of 512 bytes each, 32 bytes a clock.
+    assert per_round(chip, [HMMA, *[STORE] * 4], 8) == pytest.approx(8 * 4 * 512 / 32, rel=0.01)
+    # Kernels without products are bounded by memory as a whole.
+    assert per_round(chip, [STORE] * 4, 8) < 100
+
+
+def test_loads_have_their_share_of_l2(chip: Chip) -> None:
+    body = [dataclasses.replace(HMMA, waits=1), *[LOAD] * 4]  # a round waits for its loads
+    # 64 bytes a clock for one SM, 1000 for all four; with 100 for all, 25.
+    shared, scarce = (
+        memory.shared(dataclasses.replace(chip, values=chip.values | {"l2_gbs": gbs})) for gbs in (1000, 100)
+    )
+    assert memory.share(scarce) == scarce["load_bytes_per_clock"] == 25
+    usual = per_round(shared, body, 8)
+    assert usual == pytest.approx(300 + 4 * 512 / 64, rel=0.02)  # a warp's own loads and their latency
+    assert per_round(scarce, body, 8) == pytest.approx(8 * 4 * 512 / 25, rel=0.02)
+    # cp.async has the same share, bulk copies have that of one SM alone.
+    alone, beside = (per_round(one, groups(0), 1) for one in (shared, scarce))
+    assert beside - alone == pytest.approx(512 * (1 / 25 - 1 / 64), abs=1)
+    assert shared["copy_bytes_per_clock"] == scarce["copy_bytes_per_clock"] == 64
+
+
+def test_latency_of_what_l1_holds(chip: Chip) -> None:
+    one = sass.parse(listing("k", [LOAD]))["k"].instructions[0]
+
+    def latency(found: Sectors | None) -> tuple[float, float, float]:
+        return Pipes(chip, sectors=lambda _: found).of_memory(one, 300)
+
+    assert latency(None) == (300, 512, 0)
+    assert latency(Sectors(16, 4, 16, 1)) == (300, 512, 0)
+    assert latency(Sectors(16, 4, 0, 0)) == (40, 0, 0)
+    assert latency(Sectors(16, 4, 4, 0.25)) == (40 + 0.25 * 260, 128, 0)
+
+
+def test_ctas_of_few_rounds_follow_each_other(chip: Chip) -> None:
+    """The distances between the first CTAs of an SM are no part of a CTA's time."""
+    ops = [Op("MUFU.EX2 R0, R1", writes=0, label=".L_x_1"), *[Op("MUFU.EX2 R0, R1", writes=0)] * 7]
+    function = sass.parse(listing("k", [*ops, Op("@P0 BRA `(.L_x_1)", stall=5), Op("EXIT")]))["k"]
+    model = kernel_model.build(chip, function, 128, 8)
+    found = predict.predict(model, [1] * 4 * 8 * 20)
+    # 32 CTAs at a time, 20 times; the XU takes 64 clocks for each CTA of an SM.
+    assert found.clocks == pytest.approx(8 * 20 * 64, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -357,11 +410,14 @@ def test_memory_bounds_a_launch(chip: Chip) -> None:
     assert (free.bound, free.dram_bytes) == ("sm", 0)  # L2 holds all of it
     by_dram = predict.predict(model, rounds, tensor_bytes=60_000_000)
     assert (by_dram.bound, by_dram.clocks) == ("dram", 60_000_000 / 500)  # 500 bytes a clock at 1 GHz
+    # An SM waits for its own copies, not for its stores.
+    stores = [Op("STG.E.64 desc[UR4][R2.64], R4", label=".L_x_1"), *end]
+    function = sass.parse(listing("k", stores))["k"]
     slow = dataclasses.replace(chip, values=chip.values | {"l2_gbs": 0.5})
     guess = dataclasses.replace(chip, values=chip.values | {"l2_gbs": 0.5, "l2_binds": 0})
     assert predict.predict(kernel_model.build(guess, function, 32, 1), rounds).bound == "sm"
     by_l2 = predict.predict(kernel_model.build(slow, function, 32, 1), rounds)
-    assert (by_l2.bound, by_l2.clocks) == ("l2", (30 * 512 + 12 * 32 * 8) / 0.5)
+    assert (by_l2.bound, by_l2.clocks) == ("l2", (30 + 12) * 32 * 8 / 0.5)
 
 
 def test_launches_are_made_of_ctas() -> None:

@@ -610,3 +610,61 @@ def test_long_names_are_whole(device: pysm120.Device) -> None:
             module[name](1, WARP, np.uint64(0))
     assert {name: counts.executed for name, counts in p.kernels.items()} == dict.fromkeys(names, 4)
     assert len(p.statements) == 2 * len({s.index for s in p.statements})
+
+
+# ---- L1 -----------------------------------------------------------------------------
+
+CACHED = (
+    HEAD
+    + """
+.visible .entry cached(.param .u64 param_x, .param .u32 param_lines)
+{
+    .reg .pred p;
+    .reg .b32 lane, lines, i, t;
+    .reg .b64 x, at;
+    mov.u32 lane, %tid.x;
+    ld.param.u64 x, [param_x];
+    ld.param.u32 lines, [param_lines];
+    mad.wide.u32 x, lane, 4, x;
+    mov.u32 i, 0;
+    mov.b64 at, x;
+fill:
+    ld.global.b32 t, [at];
+    add.u64 at, at, 128;
+    add.u32 i, i, 1;
+    setp.lt.u32 p, i, lines;
+    @p bra fill;
+    ld.global.u32 t, [x];
+    ld.relaxed.gpu.global.b32 t, [x];
+    st.global.b32 [x], t;
+    ret;
+}
+"""
+)
+
+
+@pytest.mark.parametrize(("lines", "again"), [(1, 0), (256, 0), (320, 1)])
+def test_what_l1_holds(device: pysm120.Device, lines: int, again: int) -> None:
+    """A cache of 256 lines of 128 bytes for each CTA: what came first leaves first; stores and strong loads need L2."""
+    x, module = device.zeros(64 * 512, np.uint32), device.load(CACHED)
+    with device.profile() as p:
+        module["cached"](3, WARP, x, np.uint32(lines))
+    fill = statement(p, "ld.global.b32 t").counts
+    assert (fill.global_l2_accesses, fill.global_l2_sectors) == (3 * lines, 3 * 4 * lines)  # no CTA gives another any
+    first = statement(p, "ld.global.u32 t").counts
+    assert (first.global_accesses, first.global_sectors) == (3, 3 * 4)
+    assert (first.global_l2_accesses, first.global_l2_sectors) == (3 * again, 3 * 4 * again)
+    for word in ("ld.relaxed", "st.global"):
+        found = statement(p, word).counts
+        assert (found.global_l2_accesses, found.global_l2_sectors) == (3, 3 * 4)
+
+
+def test_l1_holds_sectors(device: pysm120.Device) -> None:
+    module = device.load(ACCESS.format("ld.global.b32 t0, [global];\nld.global.v4.b32 {t0, t1, t2, t3}, [global];"))
+    with device.profile() as p:
+        module["access"](
+            1, WARP, device.array((128 * LANE).astype(np.uint32)), device.array(LANE.astype(np.uint32)),
+            device.zeros(8192, np.uint8),
+        )  # fmt: skip
+    first, second = (statement(p, word).counts for word in ("ld.global.b32 t0", "ld.global.v4"))
+    assert (first.global_l2_sectors, second.global_l2_sectors) == (32, 0)  # the first 16 bytes are in the same sector

@@ -7,6 +7,7 @@
 #include "platform/thread.h"
 #include "vm/execute/call.h"
 #include "vm/execute/control.h"
+#include "vm/execute/lanes.h"
 #include "vm/machine/arena.h"
 #include "vm/machine/base.h"
 #include "vm/machine/counters.h"
@@ -18,6 +19,7 @@
 #include "vm/machine/types.h"
 #include "vm/machine/watch.h"
 #include "vm/observe/cost.h"
+#include "vm/observe/l1.h"
 #include "vm/observe/reach.h"
 
 enum { TEXT_BYTES = 400 };
@@ -189,6 +191,7 @@ struct profile_worker {
     uint64_t seen[TRAFFIC_COUNT]; /* worker.bytes when last read */
     uint64_t seen_flops;
     uint64_t pending[COUNTS]; /* counts of the current instruction, which may have to run again */
+    struct l1 l1;
 };
 
 static void note_moved(struct worker *worker, uint32_t pc) {
@@ -223,8 +226,8 @@ static bool is_divergent(const struct event *e) {
 }
 
 /* Add the cost of one side of an access. */
-static void add_side(uint64_t *pending, const struct reach *side) {
-    uint64_t address[WARP];
+static void add_side(struct profile_worker *own, const struct event *e, const struct reach *side) {
+    uint64_t address[WARP], *const pending = own->pending;
     const uint32_t shared = reach_in(side, SPACE_SHARED, address);
     if (shared != 0) {
         const struct bank_cost cost = cost_shared(side->kind, side->bytes, shared, address);
@@ -240,6 +243,10 @@ static void add_side(uint64_t *pending, const struct reach *side) {
         pending[COUNT_global_ideal_sectors] += cost.ideal_sectors;
         pending[COUNT_global_lines] += cost.lines;
         pending[COUNT_global_ideal_lines] += cost.ideal_lines;
+        const bool is_cached = side->kind == ACCESS_IS_LOAD && e->inst->run != access_table()[ACCESS_LOAD_STRONG];
+        const uint32_t sectors = is_cached ? l1_load(&own->l1, e->warp->cta->linear, global, address) : cost.sectors;
+        pending[COUNT_global_l2_accesses] += sectors != 0;
+        pending[COUNT_global_l2_sectors] += sectors;
     }
 }
 
@@ -258,7 +265,7 @@ static enum step before(const struct event *e) {
     }
     const uint32_t count = reach_sides(e->warp, i, (enum reach_class)own->class[e->pc], e->mask, sides);
     for (uint32_t k = 0; k < count; ++k) {
-        add_side(own->pending, &sides[k]);
+        add_side(own, e, &sides[k]);
     }
     return STEP_NEXT;
 }

@@ -22,7 +22,9 @@
     X(global_ideal_sectors)                                                                                            \
     X(global_lines)                                                                                                    \
     X(global_ideal_lines)                                                                                              \
-    X(tensor_flops)
+    X(tensor_flops)                                                                                                    \
+    X(global_l2_accesses)                                                                                              \
+    X(global_l2_sectors)
 
 /* Start a profile. Return CUDA_ERROR_PROFILER_ALREADY_STARTED if one is running. */
 CUresult profile_begin(struct device *device);

@@ -204,6 +204,8 @@ pub struct sm120_profile_row {
     pub global_ideal_lines: u64,
     pub tensor_flops: u64,
     pub bytes: [sm120_profile_bytes; 24],
+    pub global_l2_accesses: u64,
+    pub global_l2_sectors: u64,
 }
 
 impl Default for sm120_profile_row {
@@ -1022,7 +1024,7 @@ impl Default for sm120_matvec_args {
 const _: () = {
     assert!(core::mem::size_of::<sm120_device_info>() == 200);
     assert!(core::mem::size_of::<sm120_profile_bytes>() == 16);
-    assert!(core::mem::size_of::<sm120_profile_row>() == 544);
+    assert!(core::mem::size_of::<sm120_profile_row>() == 560);
     assert!(core::mem::size_of::<sm120_copy_piece>() == 32);
     assert!(core::mem::size_of::<sm120_kernel_info>() == 152);
     assert!(core::mem::size_of::<sm120_parameter_info>() == 88);
