@@ -79,9 +79,7 @@ TAILS = [
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", SPLIT, ids=name)
 @pytest.mark.parametrize("places", [None, ODD], ids=["aligned", "odd"])
-def test_matches_both_references(
-    opened: OpenDevice, device: pysm120.Device, rng: np.random.Generator, case: Case, places: Any
-) -> None:
+def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, case: Case, places: Any) -> None:
     """Groups, odd sizes, dtypes and strides of calls that are split."""
     assert chosen(opened, case).splits > 1
     verify(opened, rng, case, *(() if places is None else (places,)))

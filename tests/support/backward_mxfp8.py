@@ -144,6 +144,20 @@ def flips(x: Array, off: Array) -> Array:
     return np.where(np.abs(x) + off > MOST, off, e4m3(x + off) - e4m3(x - off))
 
 
+def walks(
+    seen: Array, shape: tuple[int, int, int], *, is_ordered: bool, first_split: int, splits: int
+) -> Iterator[tuple[int, int, slice, list[tuple[int, int]]]]:
+    """Return the batch, the head and the keys of each CTA, and what it visits; shape: batch, heads, kv_heads."""
+    batch, heads, kv_heads = shape
+    kv_rows, heads_of = seen.shape[1], heads // kv_heads
+    for n, (b, g, first) in enumerate(np.ndindex(batch, kv_heads, -(-kv_rows // KV_TILE))):
+        keys = slice(first * KV_TILE, min((first + 1) * KV_TILE, kv_rows))
+        walk = [*visits(range(heads_of * g, heads_of * (g + 1)), seen[:, keys], is_ordered=is_ordered)]
+        count = splits if n >= first_split else 1
+        for nth in range(count):
+            yield b, g, keys, share(walk, count, nth)
+
+
 def model(
     x: Inputs, lse: Array, delta: Array, *, is_ordered: bool = False, first_split: int = 0, splits: int = 1
 ) -> tuple[Gradients, Gradients, Counts]:
@@ -167,16 +181,11 @@ def model(
     dq, dk, dv = (np.zeros(z.shape) for z in (x.q, x.k, x.v))
     room = Gradients(*(np.zeros(z.shape) for z in (x.q, x.k, x.v)))
     counts = np.zeros(3, int)
-    heads_of = heads // kv_heads
-    for n, (b, g, first, nth) in enumerate(np.ndindex(batch, kv_heads, -(-kv_rows // KV_TILE), splits)):
-        is_shared = n // splits >= first_split
-        if nth > 0 and not is_shared:
-            continue
-        keys = slice(first * KV_TILE, min((first + 1) * KV_TILE, kv_rows))
+    shape = (batch, heads, kv_heads)
+    for b, g, keys, walk in walks(seen, shape, is_ordered=is_ordered, first_split=first_split, splits=splits):
         k, v, used = y.k[b, g, keys], y.v[b, g, keys], LEAST_BYTE
         v_byte = largest_byte(v_bytes[b, g, keys.start // BLOCK : -(-keys.stop // BLOCK)])
-        walk = [*visits(range(heads_of * g, heads_of * (g + 1)), seen[:, keys], is_ordered=is_ordered)]
-        for h, row in share(walk, splits if is_shared else 1, nth):
+        for h, row in walk:
             rows = slice(row, min(row + Q_TILE, q_rows))
             dout_byte = int(dout_bytes[b, h, row // BLOCK : -(-rows.stop // BLOCK)].max())
             delta_byte = int(scale_byte(np.abs(delta[b, h, rows]).max())) + 8  # its exponent, or one more

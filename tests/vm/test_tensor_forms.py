@@ -25,7 +25,7 @@ HEAD = """.version 9.0
 .visible .entry k(.param .align 64 .b8 in_param[128])
 {{
 .shared .align 128 .b8 smem[1024]; .shared .b64 bar;
-.reg .b32 s, x, c<8>; .reg .b64 d, m, policy; .reg .b16 h; .reg .f32 f;
+.reg .b32 s, x, c<8>; .reg .b64 d, m, policy; .reg .b16 h; .reg .f32 f; .reg .s32 i;
 #line 1 "form.ptx"
 {statement}
 ret;
@@ -58,6 +58,8 @@ TAKEN = [
     f"{REDUCE}.2d.tile.global.shared::cta.bulk_group.add [m, {{c0, c1}}], [s];",
     f"{REDUCE}.2d.global.shared::cta.add.tile.bulk_group.L2::cache_hint [m, {{c0, c1}}], [s], policy;",
     f"{PREFETCH}.2d.L2.global [m, {{c0, c1}}];",
+    f"{COPY}.3d.shared::cta.global.{TX} [s], [m, {{f, c0, i}}], [x];",  # .b32 beside each
+    f"{PREFETCH}.3d.L2.global [m, {{f, f, c0}}];",
     f"{PREFETCH}.2d.L2.global.tile.L2::cache_hint [m, {{c0, c1}}], policy;",
     "prefetch.tensormap [m];",
     "prefetch.param.tensormap [in_param];",
@@ -99,6 +101,9 @@ REFUSED = [
     (f"{COPY}.1d.shared::cta.global.{TX} [s], [m], [x];", "expects [tensor map, {coordinates}] here"),
     (f"{COPY}.2d.shared::cta.global.{TX} [s], [m, {{c0, d}}], [x];", "'d' is .b64"),
     (f"{COPY}.2d.shared::cta.global.{TX} [s], [m, {{c0, h}}], [x];", "'h' is .b16"),
+    (f"{COPY}.3d.shared::cta.global.{TX} [s], [m, {{c0, f, i}}], [x];", "neighbouring coordinates of one type"),
+    (f"{COPY}.2d.shared::cta.global.{TX} [s], [m, {{f, 3}}], [x];", "neighbouring coordinates of one type"),
+    (f"{COPY}.2d.global.shared::cta.bulk_group [m, {{f, f}}], [s];", "coordinates that are not all .f32"),
     (f"{COPY}.2d.2d.shared::cta.global.{TX} [s], [m, {{c0, c1}}], [x];", "'.2d' is not expected here"),
     (
         f"{COPY}.1d.shared::cta.global.tile::gather4.{TX} [s], [m, {{c0, c1, c2, c3, c4}}], [x];",

@@ -84,6 +84,16 @@ static struct modifiers take_modifiers(struct parser *p, uint32_t at, bool is_pr
     return m;
 }
 
+/* What ptxas compares of neighbouring coordinates: .b32 suits every one. */
+enum coordinate { ANY_COORDINATE, WHOLE_COORDINATE, REAL_COORDINATE };
+
+static enum coordinate coordinate_of(const struct operand *o) {
+    const bool is_register = o->kind == OPERAND_REGISTER;
+    return o->kind == OPERAND_REAL || (is_register && o->type == T_F32) ? REAL_COORDINATE
+           : is_register && o->type == T_B32                            ? ANY_COORDINATE
+                                                                        : WHOLE_COORDINATE;
+}
+
 /* Read [map, {coordinates}]. */
 static void read_box(struct parser *p, const struct operand *o, struct tma_operands *more) {
     const uint32_t count = more->is_gather != 0 ? TMA_COORDINATES : more->rank;
@@ -94,8 +104,19 @@ static void read_box(struct parser *p, const struct operand *o, struct tma_opera
     if (at->count != count) {
         error_at(p, &at->token, "'%s' expects %u coordinates, not %u", p->statement.name, count, at->count);
     }
+    bool is_real = true;
     for (uint32_t k = 0; k < count; ++k) {
+        const enum coordinate own = coordinate_of(&at->items[k]);
+        const enum coordinate before = k > 0 ? coordinate_of(&at->items[k - 1]) : ANY_COORDINATE;
+        is_real = is_real && own == REAL_COORDINATE;
+        if (own != before && own != ANY_COORDINATE && before != ANY_COORDINATE) {
+            error_at(p, &at->items[k].token, "'%s' expects neighbouring coordinates of one type, or .b32",
+                     p->statement.name);
+        }
         more->coordinates[k] = need_source(p, &at->items[k], at->items[k].type == T_F32 ? T_F32 : T_S32);
+    }
+    if (is_real) {
+        error_at(p, &at->token, "'%s' expects coordinates that are not all .f32", p->statement.name);
     }
     more->is_map_narrow = map->kind == OPERAND_REGISTER && type_bytes(map->type) == 4;
     if (map->kind == OPERAND_SYMBOL && map->symbol->space != SPACE_GLOBAL) {
