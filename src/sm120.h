@@ -795,7 +795,7 @@ typedef struct sm120_quantize_mxfp8_args {
     uint32_t size;                        /* sizeof(sm120_quantize_mxfp8_args) */
     uint32_t axis;                        /* SM120_ALONG_HEAD_DIM or SM120_ALONG_ROWS */
     uint32_t rounding;                    /* SM120_SCALE_UP or SM120_SCALE_FLOOR */
-    uint32_t layout;                      /* SM120_MX_LINEAR or SM120_MX_TILES */
+    uint32_t layout;                      /* SM120_MX_LINEAR, SM120_MX_TILES or SM120_MX_Q_TILES */
     int64_t batch, heads, rows, head_dim; /* head_dim: a multiple of 8 */
     sm120_tensor x;                       /* F32, F16 or BF16 */
     sm120_address elements;               /* e4m3 [batch][heads][rows][head_dim], contiguous, 16-byte aligned. Tiles:
