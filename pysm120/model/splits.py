@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 from pysm120.model.chips import Chip
 from pysm120.model.files import target_of
@@ -53,15 +54,21 @@ class Splits:
         return float(chip["launch_clocks"]) + tiles * rows * width * (_F32 * self.splits + _F32 / 2) / per_clock
 
 
-def of_backward(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
-    """Return how the library splits a call of the backward pass with a kernel on a chip."""
-    args = new_struct("sm120_attention_backward_args")
+def _described(struct: str, kernel: Builtin, problem: Problem) -> Any:
+    """Return the arguments of a call, without tensors."""
+    args = new_struct(struct)
     args.precision = PRECISIONS[kernel.precision][0]
     args.batch, args.heads, args.kv_heads = problem.batch, problem.heads, problem.groups
     args.q_rows = args.kv_rows = problem.rows
     args.head_dim, args.scale = problem.head_dim, 1.0
     args.causal = lib.SM120_CAUSAL_TOP_LEFT if problem.causal else lib.SM120_NOT_CAUSAL
-    of_rows = problem.head_dim * -(-8 // problem.head_dim) * 16  # elements: no tensor is copied
+    return args
+
+
+def of_backward(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
+    """Return how the library splits a call of the backward pass with a kernel on a chip."""
+    args = _described("sm120_attention_backward_args", kernel, problem)
+    of_rows = problem.head_dim
     for tensor, heads in ((args.q, problem.heads), (args.k, problem.groups)):
         tensor.dtype = lib.SM120_F16 if kernel.precision == "f16" else lib.SM120_BF16
         tensor.address, tensor.row_stride = 1 << 20, of_rows
@@ -79,12 +86,7 @@ def of_backward(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
 
 def of_library(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
     """Return how the library splits a call of a kernel on a chip."""
-    args = new_struct("sm120_attention_args")
-    args.precision = PRECISIONS[kernel.precision][0]
-    args.batch, args.heads, args.kv_heads = problem.batch, problem.heads, problem.groups
-    args.q_rows = args.kv_rows = problem.rows
-    args.head_dim, args.scale = problem.head_dim, 1.0
-    args.causal = lib.SM120_CAUSAL_TOP_LEFT if problem.causal else lib.SM120_NOT_CAUSAL
+    args = _described("sm120_attention_args", kernel, problem)
     config = new("char[]", kernel.config.encode())
     args.config = config
     chosen, index = new("char const **"), new("int32_t *")

@@ -2,6 +2,15 @@
 #include "ops/attention_backward/attention_backward.h"
 #include "runtime/check.h"
 
+/* Check a call but for addresses, and choose all that its launches have. */
+static sm120_status prepare(const struct device *device, const sm120_attention_backward_args *args,
+                            struct backward *backward) {
+    sm120_status status = check_struct(args, sizeof *args, "args", "sm120_attention_backward_args");
+    status = status == SM120_OK ? backward_check(args, backward) : status;
+    status = status == SM120_OK ? backward_choose(device, backward) : status;
+    return status == SM120_OK ? backward_lay_out(device, backward) : status;
+}
+
 /* Launch, or answer the question for the size of the workspace. */
 static sm120_status backward_call(sm120_device *handle, const sm120_attention_backward_args *args,
                                   struct workspace workspace) {
@@ -11,11 +20,8 @@ static sm120_status backward_call(sm120_device *handle, const sm120_attention_ba
     if (status != SM120_OK) {
         return status;
     }
-    status = check_struct(args, sizeof *args, "args", "sm120_attention_backward_args");
-    status = status == SM120_OK ? backward_check(args, &backward) : status;
-    status = status == SM120_OK ? workspace_check_question(&workspace) : status;
-    status = status == SM120_OK ? backward_choose(device, &backward) : status;
-    status = status == SM120_OK ? backward_lay_out(device, &backward) : status;
+    status = workspace_check_question(&workspace);
+    status = status == SM120_OK ? prepare(device, args, &backward) : status;
     if (status == SM120_OK && workspace.is_question) {
         *workspace.answer = (size_t)backward.workspace_bytes;
         status = backward_load(device, &backward);
@@ -35,10 +41,7 @@ sm120_status sm120_attention_backward_chosen(sm120_device *handle, const sm120_a
         return status;
     }
     status = check_struct(plan, sizeof *plan, "plan", "sm120_attention_backward_plan");
-    status = status == SM120_OK ? check_struct(args, sizeof *args, "args", "sm120_attention_backward_args") : status;
-    status = status == SM120_OK ? backward_check(args, &backward) : status;
-    status = status == SM120_OK ? backward_choose(device, &backward) : status;
-    status = status == SM120_OK ? backward_lay_out(device, &backward) : status;
+    status = status == SM120_OK ? prepare(device, args, &backward) : status;
     if (status == SM120_OK) {
         plan->kernel = (int32_t)backward.main;
         plan->first_split = backward.first_split;
