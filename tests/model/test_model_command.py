@@ -179,6 +179,10 @@ def test_what_came_later_is_predicted_as_documented(file: str, wanted: str) -> N
     document["launches"] = [row for name, row in names.items() if wanted in name]
     document["loops"] = []
     (row,) = validation.compare(document, MEASURED.parent)
+    # -0.196: MXFP8 in eight warps, which the library no longer has, so that rules decide its branches.
+    # +0.036: head size 256, since loads and stores have an SM's share of L2.
+    largest = 0.04 if "_d256_" in row.name else 0.02
+    assert -0.21 < row.error < largest, row.name
     # The page has its clocks; every figure that was derived from them is checked by tests/build/test_docs.py.
     page = (MEASURED.parents[2] / "docs" / "explanation" / "model-validation.md").read_text()
     (shown,) = re.findall(rf"\| ([\d,]+) \| {round(row.measured):,} \|", page)

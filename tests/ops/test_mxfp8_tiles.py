@@ -257,17 +257,24 @@ def quantise_args(opened: OpenDevice) -> tuple[Any, Any]:
     return args, allocated
 
 
-@pytest.mark.parametrize(("member", "value", "status", "words"), WRONG, ids=[f"{x[0]}-{x[1]}" for x in WRONG])
-def test_wrong_members_of_the_quantiser(opened: OpenDevice, member: str, value: int, status: str, words: str) -> None:
+def status_with(opened: OpenDevice, members: dict[str, int]) -> tuple[int, str]:
+    """Quantise rightly, then with some members changed; return the status and the message of the second call."""
     try:
         args, allocated = quantise_args(opened)
         check(lib.sm120_quantize_mxfp8(opened.handle, args))
-        setattr(args, member, value)
+        for member, value in members.items():
+            setattr(args, member, value)
         got = lib.sm120_quantize_mxfp8(opened.handle, args)
         message = ffi.string(lib.sm120_last_error()).decode()
         check(lib.sm120_free(opened.handle, allocated[0]))
     finally:
         opened.release()
+    return got, message
+
+
+@pytest.mark.parametrize(("member", "value", "status", "words"), WRONG, ids=[f"{x[0]}-{x[1]}" for x in WRONG])
+def test_wrong_members_of_the_quantiser(opened: OpenDevice, member: str, value: int, status: str, words: str) -> None:
+    got, message = status_with(opened, {member: value})
     assert got == getattr(lib, f"SM120_{status}"), message
     with pytest.raises(ValueError, match=words):
         raise ValueError(message)
@@ -283,16 +290,8 @@ def test_wrong_members_of_the_quantiser(opened: OpenDevice, member: str, value: 
 )
 def test_wrong_members_for_tiles_of_q(opened: OpenDevice, members: dict[str, int], words: str) -> None:
     """The buffer holds 64 rows, and q is padded to 192."""
-    try:
-        args, allocated = quantise_args(opened)
-        args.layout, args.precision = lib.SM120_MX_Q_TILES, lib.SM120_MXFP8
-        for member, value in members.items():
-            setattr(args, member, value)
-        got = lib.sm120_quantize_mxfp8(opened.handle, args)
-        message = ffi.string(lib.sm120_last_error()).decode()
-        check(lib.sm120_free(opened.handle, allocated[0]))
-    finally:
-        opened.release()
+    of_q = {"layout": lib.SM120_MX_Q_TILES, "precision": lib.SM120_MXFP8}
+    got, message = status_with(opened, of_q | members)
     assert got == lib.SM120_INVALID_ARGUMENT
     with pytest.raises(ValueError, match=words):
         raise ValueError(message)

@@ -247,7 +247,7 @@ def bounds(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients]:
     S, 2^x, dP and delta are off by float32 roundings of what they add. Where that could round a P or dS to the other
     of two neighbours in 16 bits, both are right. A matrix product adds a subnormal as if it had the least exponent.
     A tensor core truncates each of its sums of 16, which a P of 1 beside small ones shows: features make such rows.
-    So do more than 1024 queries of a key.
+    So do more than 1024 queries of a head, for dk and dv.
     """
     half, error, least = to(x.q.dtype), 2.0**-20, LEAST[x.q.dtype.name]
     p, difference, parts = _sizes(x, lse, delta)
@@ -265,8 +265,9 @@ def bounds(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients]:
     summed = _products(x, abs(x.scale) * np.maximum(p * parts, least), np.maximum(p, least))
     if isinstance(x.added, np.ndarray):
         error *= 1 + x.sees.shape[2] / 128
-    error *= max(1, x.q.shape[1] * x.q.shape[2] / (1024 * x.k.shape[1]))
-    return terms, Gradients(*(flip + error * term for flip, term in zip(flips, summed, strict=True)))
+    long = max(1, x.q.shape[2] / 1024)
+    errors = (error, long * error, long * error)
+    return terms, Gradients(*(flip + e * term for flip, e, term in zip(flips, errors, summed, strict=True)))
 
 
 def room_of_added(x: Inputs, lse: Array, delta: Array) -> Array:
