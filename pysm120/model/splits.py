@@ -27,10 +27,11 @@ class Splits:
     splits: int
     sums: float = 1.0  # backward: the share of the tiles of queries whose sums of dq the workspace holds at once
     left: float = 1.0  # and of the heads whose dq the main kernel leaves to a further one
+    group: int | None = None  # backward: the heads of keys whose tiles take turns in the order of the launch
 
     def rounds(self, kernel: Builtin, problem: Problem) -> list[int]:
         """Return the rounds of every CTA, in the order in which the CTAs start."""
-        whole = problem.rounds(kernel)
+        whole = problem.rounds(kernel, self.group)
         if self.splits == 1:
             return whole
         if kernel.operation == BACKWARD:
@@ -81,7 +82,8 @@ def of_backward(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
     if plan.kernel != builtin_index(kernel.entry):  # the kernel is for other calls
         return Splits(len(problem.rounds(kernel)), 1)
     heads = problem.batch * problem.heads
-    return Splits(plan.first_split, plan.splits, plan.sums / plan.q_tiles, 1 - plan.first_head / heads)
+    sums, left = plan.sums / plan.q_tiles, 1 - plan.first_head / heads
+    return Splits(plan.first_split, plan.splits, sums, left, plan.group)
 
 
 def of_library(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:

@@ -27,7 +27,6 @@ import pysm120
 from pysm120.runtime.module import Builtin, builtin_index
 
 attention_backward: Any = pysm120.attention_backward
-SMS = 2  # of the virtual device, so that few heads are many
 CASES = [
     Case(1, 12, 12, 130, 64, 64, out_dtype="bfloat16"),
     Case(2, 12, 6, 100, 200, 128),
@@ -38,12 +37,20 @@ CASES = [
     Case(1, 15, 15, 40, 400, 64, window=(30, None), out_dtype="bfloat16"),  # keys that no query sees
     Case(1, 26, 13, 1, 1, 8),
     Case(1, 13, 13, 1600, 100, 64),  # several CTAs share the last tiles
+    Case(1, 26, 26, 130, 200, 64, "top-left", out_dtype="bfloat16"),
+    Case(2, 40, 20, 150, 100, 128, "bottom-right"),
+    Case(1, 24, 12, 50, 1290, 128, "bottom-right", out_dtype="bfloat16"),  # groups of two heads of keys
 ]
 
 
+def sms(case: Case) -> int:
+    """The multiprocessors of a device on which the heads of a case are many."""
+    return 32 if case.kv_rows > 1000 else 2
+
+
 @pytest.fixture
-def few() -> Iterator[OpenDevice]:
-    opened = OpenDevice(f"virtual:0?multiprocessors={SMS}")
+def few(case: Case) -> Iterator[OpenDevice]:
+    opened = OpenDevice(f"virtual:0?multiprocessors={sms(case)}")
     yield opened
     opened.close()
 
@@ -78,12 +85,12 @@ def test_matches_both_references(few: OpenDevice, rng: np.random.Generator, case
 
 @pytest.mark.sampled(1)
 @pytest.mark.virtual
-@pytest.mark.parametrize("case", CASES[:5], ids=name)
+@pytest.mark.parametrize("case", CASES[:5] + CASES[-2:], ids=name)
 def test_every_order_of_ctas(rng: np.random.Generator, case: Case) -> None:
     """With all checks, CTAs begin in an order of the seed, and no access races with another."""
     x, o, lse = ready(rng, case)
     for seed in (1, 2, 3):
-        opened = OpenDevice(f"virtual:0?multiprocessors={SMS}&checks=full&seed={seed}")
+        opened = OpenDevice(f"virtual:0?multiprocessors={sms(case)}&checks=full&seed={seed}")
         try:
             heads_of_ring(opened, case)
             judge(run(opened, case, x, o, lse), gradients(x), x, lse, delta_of(x, o), case.out_dtype)
@@ -98,7 +105,7 @@ def test_every_head_has_the_gradient_that_it_has_alone(rng: np.random.Generator,
     case = Case(2, 14, 14, 150, 60, 64, out_dtype=dtype)
     x, out, lse = ready(rng, case)
     options: dict[str, Any] = {"scale": x.scale, "layout": "BHSD"}
-    with pysm120.Device(f"virtual:0?multiprocessors={SMS}") as device:
+    with pysm120.Device(f"virtual:0?multiprocessors={sms(case)}") as device:
         results = [np.full(y.shape, np.nan, DTYPES[dtype]) for y in (x.q, x.k, x.v)]
         names = dict(zip(("dq", "dk", "dv"), results, strict=True))
         attention_backward(x.dout, x.q, x.k, x.v, out, lse, **names, **options, device=device)
@@ -118,7 +125,7 @@ def test_adds_to_dq(rng: np.random.Generator) -> None:
     x, out, lse = ready(rng, case)
     before = [rng.standard_normal(y.shape).astype(np.float32) for y in (x.q, x.k, x.v)]
     options: dict[str, Any] = {"scale": x.scale, "layout": "BHSD"}
-    with pysm120.Device(f"virtual:0?multiprocessors={SMS}") as device:
+    with pysm120.Device(f"virtual:0?multiprocessors={sms(case)}") as device:
         alone = backward(x, out, lse, device)
         names = ("dq", "dk", "dv")
         sums = dict(zip(names, (y.copy() for y in before), strict=True))
@@ -133,16 +140,17 @@ def test_size_of_the_workspace(few: OpenDevice, case: Case) -> None:
     """It holds the sums of a few heads; the formulas are those of the reference page."""
     with pysm120.Device("virtual") as device:
         tile, found = kernel(device, case), plan(few, case)
-    kv_tiles, group = -(-case.kv_rows // tile.kv_rows), case.heads // case.kv_heads
+    assert found.group == (2 if sms(case) == 32 else 1)
+    kv_tiles, group = found.group * -(-case.kv_rows // tile.kv_rows), found.group * case.heads // case.kv_heads
     q_tiles = -(-case.q_rows // tile.q_rows)
-    reach = 1 + -(-SMS * held(tile) // kv_tiles)
+    reach = 1 + -(-sms(case) * held(tile) // kv_tiles)
     assert found.sums == 2 * reach * group * q_tiles
     assert found.first_head == (found.first_split // kv_tiles - reach) * group
     if case.head_dim % 8 or case.width % 8:
         return  # copies are added
     tiles = case.batch * case.heads * q_tiles
     areas = [(8 * tile.q_rows + 16) * tiles, 4 * tile.q_rows * tile.head_dim * found.sums, 4 * (1 + tiles)]
-    parts = (case.batch * case.kv_heads * kv_tiles - found.first_split) * found.splits * tile.kv_rows
+    parts = (case.batch * case.kv_heads * kv_tiles // found.group - found.first_split) * found.splits * tile.kv_rows
     areas += [4 * parts * width for width in (case.head_dim, case.width)]
     assert workspace_bytes(few, case) == sum(padded(area) for area in areas)
 
@@ -152,7 +160,7 @@ def test_size_of_the_workspace(few: OpenDevice, case: Case) -> None:
     "case",
     [
         CASES[0]._replace(deterministic=True),
-        CASES[0]._replace(causal="bottom-right"),  # all heads of a causal call take turns
+        CASES[-1]._replace(heads=14, kv_heads=7),  # with a group as small as the ring wants, long walks would end late
         CASES[0]._replace(heads=3, kv_heads=3),  # as few heads as the ring would hold
     ],
     ids=name,

@@ -157,7 +157,7 @@ static void test_attention_backward(sm120_device *device) {
     OK(sm120_builtin(plan.kernel, &info));
     TRUE(strcmp(info.operation, "attention_backward") == 0);
     TRUE(plan.first_split == 0 && plan.splits > 1); /* four CTAs would leave SMs idle */
-    TRUE(plan.q_tiles > 0 && plan.sums == plan.q_tiles && plan.first_head == 0);
+    TRUE(plan.q_tiles > 0 && plan.sums == plan.q_tiles && plan.first_head == 0 && plan.group == 1);
     sm120_attention_backward_args other = args;
     other.causal = 7;
     BAD(INVALID_ARGUMENT, "causal = 7", sm120_attention_backward_chosen(device, &other, &plan));

@@ -23,6 +23,7 @@ struct backward {
     int64_t kv_ctas;                      /* tiles of keys of all heads */
     int64_t first_split, splits;          /* of those from first_split on, `splits` CTAs share one; else 1 */
     int64_t parts_at[RESULTS];            /* in the workspace, of dk and dv, if splits is above 1 */
+    int64_t group;                        /* heads of k and v whose tiles take turns in the order of the launch */
     struct {                              /* of the sums of dq: ptx/parts/dq_ring.ptx */
         bool is_used;
         int64_t group_tiles, full_groups, reach; /* of the main kernel */
@@ -49,7 +50,7 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b);
 /* Choose first_split and splits. */
 void backward_split(const struct device *device, struct backward *b);
 
-/* Choose whether the sums of dq live in a ring, after the splits. */
+/* Choose whether the sums of dq live in a ring, and the group, after the splits. */
 void backward_choose_ring(const struct device *device, struct backward *b);
 
 /* The CTAs of the main kernel. */
@@ -57,9 +58,6 @@ int64_t backward_ctas(const struct backward *b);
 
 /* With splits above 1: the launch that adds up the parts of dk and dv. */
 struct attention_backward_sum_parameters backward_sum(const struct backward *b, sm120_address workspace, int64_t *ctas);
-
-/* The heads of k and v whose tiles take turns in the order of the launch. */
-uint32_t backward_group(const struct backward *b);
 
 /* Move `offset` behind an area of `count * bytes` bytes. False: the workspace would exceed 2^63 bytes. */
 bool backward_place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at);

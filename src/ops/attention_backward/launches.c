@@ -96,14 +96,6 @@ static bool has_quads(const struct tensor *x, const struct shape *shape) {
            ((x->address | (uint64_t)x->batch_stride | (uint64_t)x->head_stride | (uint64_t)x->row_stride) & 7) == 0;
 }
 
-uint32_t backward_group(const struct backward *b) {
-    const struct kernel_record *const record = kernel_records + b->main;
-    const int64_t heads = record->group_rows / b->args->kv_rows;
-    /* In a deterministic call, CTAs that add to the same tiles of dq would wait for each other. */
-    const bool takes_turns = attention_reach(&b->forward).has_right || b->args->deterministic != 0;
-    return !takes_turns || heads < 1 ? 1 : heads < record->group_heads ? (uint32_t)heads : record->group_heads;
-}
-
 /* The parameters that the main kernels of all precisions have. */
 static struct gradients_call_parameters call_of(const struct backward *b, sm120_address workspace) {
     const sm120_attention_backward_args *const args = b->args;
@@ -147,7 +139,7 @@ static struct gradients_call_parameters call_of(const struct backward *b, sm120_
         .accumulate = args->accumulate,
         .quads = (has_quads(dk, &b->result_shape[DK]) ? 1 : 0) | (has_quads(dv, &b->result_shape[DV]) ? 2 : 0) |
                  (has_quads(dq, &b->result_shape[DQ]) ? 4 : 0),
-        .group = backward_group(b),
+        .group = (uint32_t)b->group,
         .scale = args->scale,
         .scale_log2 = (float)((double)args->scale * LOG2_E),
         .lower = edges.lower,

@@ -692,6 +692,7 @@ pub struct sm120_attention_backward_plan {
     pub q_tiles: i64,
     pub sums: i64,
     pub first_head: i64,
+    pub group: i64,
 }
 
 impl Default for sm120_attention_backward_plan {
@@ -1041,7 +1042,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_mask>() == 48);
     assert!(core::mem::size_of::<sm120_attention_args>() == 904);
     assert!(core::mem::size_of::<sm120_attention_backward_args>() == 632);
-    assert!(core::mem::size_of::<sm120_attention_backward_plan>() == 48);
+    assert!(core::mem::size_of::<sm120_attention_backward_plan>() == 56);
     assert!(core::mem::size_of::<sm120_attention_with_kv_cache_args>() == 528);
     assert!(core::mem::size_of::<sm120_merge_states_args>() == 160);
     assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 152);
