@@ -413,7 +413,8 @@ def test_wrong_calls_are_named(device_name: str, small: dict[str, Array]) -> Non
 
 WIDTH, HEADS, WORDS, ROWS = 64, 4, 50, 24
 # The error of the last hidden states, relative to the reference in float32.
-MODEL_ERROR = {"f16": 3e-4, "bf16": 2e-3, "mxfp8_f16": 2.5e-2, "mxfp8": 3e-2, "nvfp4": 0.11}
+# Six standard deviations above the mean of models with random weights.
+MODEL_ERROR = {"f16": 3e-4, "bf16": 2.3e-3, "mxfp8_f16": 2.5e-2, "mxfp8": 3.4e-2, "nvfp4": 0.13}
 
 
 class Graph:

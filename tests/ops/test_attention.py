@@ -227,9 +227,9 @@ def test_scores_that_rise(
     k[..., :32] = (rise / (32 * 0.125 * np.log2(np.e)))[:, None]
     o, lse = run_twice(opened, "mxfp8", case, [q, k, v])
     model_o, model_lse = attention_mxfp8(*rows_first([q, k, v]), 0.125, causal)
-    off = np.linalg.norm(o - model_o, axis=-1) / np.linalg.norm(model_o, axis=-1)
-    assert (off > 1e-5).sum() <= 1 + 0.02 * off.size
-    assert off.max() <= 1 / 16
+    off = np.linalg.norm(o - model_o, axis=-1)
+    assert (off > 1e-5 * np.linalg.norm(model_o, axis=-1)).sum() <= 1 + 0.02 * off.size
+    assert off.max() <= np.linalg.norm(v, axis=-1).max() / 16  # a P below 1 that is rounded the other way
     off = np.abs(lse - model_lse)
     assert (off > 1e-5 + 1e-6 * np.abs(model_lse)).sum() <= 1 + 0.02 * off.size
     assert off.max() <= 1 / 16
