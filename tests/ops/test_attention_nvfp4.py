@@ -82,7 +82,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, precision: str, case: C
     # The error of the format is that of the model; its figure for normal inputs has a test of its own.
     of_model = relative_error(model_o, exact_o)
     assert relative_error(got[0], exact_o) <= 1.02 * of_model + 1e-3 + STEP[case.o_dtype]
-    assert of_model <= 0.5
+    assert of_model <= (0.5 if case.factor < 0.5 else 0.8)  # large scores: single keys decide
 
 
 HEAD_SIZES = [Case(1, 2, 1, 40, 70, d, "bottom-right") for d in range(8, 129, 8)]
