@@ -202,8 +202,8 @@ def attention_backward(
         As it was given to `attention`, with the same default. All sums are
         float32. ``mxfp8`` has all products in MXFP8. The mixed precisions round q
         and k to MXFP8, as `attention` does, and compute in 16 bits. So does
-        ``mxfp8`` with softcap, alibi_slopes, mask, lengths, diagonals or
-        return_dsinks, which float32 does not support in ``mxfp8``.
+        ``mxfp8`` with return_dsinks or return_dmask, which float32 does not support
+        in ``mxfp8``.
     dlse : array, float32, shape (B, H, Sq), contiguous, optional
         The gradient of ``lse``, where it is used too.
     delta : array, float32, shape (B, H, Sq), contiguous, optional
@@ -331,8 +331,8 @@ def attention_varlen_backward(
     ----------
     dout : array, dtype of q, shape (total_q, H, Dv)
         The gradient of ``out``.
-    q, k, v : array, bfloat16 or float16, shape (total_q, H, D), (total_k, Hkv, D) and (total_k, Hkv, Dv)
-        As they were given to `attention_varlen`. ``mxfp8`` computes in 16 bits here.
+    q, k, v : array, dtypes of attention_backward, shape (total_q, H, D), (total_k, Hkv, D) and (total_k, Hkv, Dv)
+        As they were given to `attention_varlen`.
     out : array, float32, float16 or bfloat16, shape (total_q, H, Dv)
         What `attention_varlen` returned.
     lse : array, float32, shape (H, total_q), contiguous

@@ -60,6 +60,7 @@ def launch(device: pysm120.Device) -> None:
         x, lse = np.ones((1, 3, 1, head_dim), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
         for deterministic in (False, True):
             attention_backward(x, x, x, x, x, lse, precision="mxfp8", deterministic=deterministic, device=device)
+        attention_backward(x, x, x, x, x, lse, precision="mxfp8", softcap=3.0, device=device)
     for dtype, precision in PRECISION.items():
         x, lse = np.ones((1, 3, 1, 64), DTYPES[dtype]), np.zeros((1, 1, 3), np.float32)
         attention_backward(x, x, x, x, x, lse, precision=f"mxfp8_{precision}", device=device)

@@ -4,6 +4,7 @@ Every problem is a batch of sequences; the reference computes the gradients of e
 sequence are NaN, in the inputs and in the results before the call.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +52,8 @@ class Results(NamedTuple):
 class Backward:
     """The arrays of a problem and of its backward pass; `pieces` has the inputs of each sequence, as a batch of 1."""
 
-    def __init__(self, rng: np.random.Generator, case: Case) -> None:
+    def __init__(self, rng: np.random.Generator, case: Case, seen_as: Callable[[Inputs], Inputs] = lambda x: x) -> None:
+        """O and LSE are those of the inputs as they are seen: rounded, for example."""
         self.case = case
         self.problem = problem = Problem(rng, case)
         self.dout = np.full((*problem.q.shape[:3], problem.v_dim), np.nan).astype(problem.q.dtype)
@@ -69,10 +71,11 @@ class Backward:
             k, v = problem.k[kv_at, :, keys], problem.v[kv_at, :, keys]
             added = problem.added(b)[None]
             sinks = wide(problem.sinks) if case.sinks else None
-            x = Inputs(q[None], k[None], v[None], dout[None], problem.scale, EVERY, case.softcap, added, sinks)
+            seen = problem.in_window(b)
+            x = Inputs(q[None], k[None], v[None], dout[None], problem.scale, seen, case.softcap, added, sinks)
             self.pieces.append(x)
             if q.shape[1]:
-                p, o, lse = forward(x) if k.shape[1] else (None, np.zeros((1, *shape)), self.empty(x, shape))
+                p, o, lse = forward(seen_as(x)) if k.shape[1] else (None, np.zeros((1, *shape)), self.empty(x, shape))
                 del p
                 self.o[at, :, rows], self.lse[at, :, rows] = o[0], lse[0]
 
@@ -96,11 +99,12 @@ def run(
     has_dlse: bool = False,
     accumulate: tuple[Array, Array, Array] | None = None,
     deterministic: bool = False,
+    precision: str | None = None,
 ) -> Results:
     """Launch between guard bands, on NaN in the results and in the workspace."""
     problem, case = backward.problem, backward.case
     args = new_struct("sm120_attention_backward_args")
-    args.precision = PRECISIONS[PRECISION[case.dtype]]
+    args.precision = PRECISIONS[precision or PRECISION[case.dtype]]
     gap = case.gap
     try:
         fill_features(opened, args, problem)
@@ -149,7 +153,19 @@ def run(
         opened.release()
 
 
-def judge_all(backward: Backward, got: Results, out: str = "float32", *, has_dlse: bool = False) -> None:
+def judge_exactly(mine: Gradients, x: Inputs, o: Array, lse: Array, dlse: Array | float, out: str) -> None:
+    """Compare with float64, and with the model of the kernels in 16 bits."""
+    judge(mine, gradients(x, dlse), x, lse, delta_of(x, o, dlse), out)
+
+
+def judge_all(
+    backward: Backward,
+    got: Results,
+    out: str = "float32",
+    *,
+    has_dlse: bool = False,
+    judged: Callable[[Gradients, Inputs, Array, Array, Array | float, str], object] = judge_exactly,
+) -> None:
     """Compare each sequence, and what the sequences add up to."""
     case, problem = backward.case, backward.problem
     covered = [np.zeros(x.shape[:3], bool) for x in (problem.q, problem.k)]
@@ -165,8 +181,8 @@ def judge_all(backward: Backward, got: Results, out: str = "float32", *, has_dls
             continue
         o, lse = backward.o[at, :, rows][None], backward.lse[at, :, rows][None]
         dlse: Array | float = wide(backward.dlse[at, :, rows][None]) if has_dlse else 0.0
+        judged(mine, x, o, lse, dlse, out)
         delta = delta_of(x, o, dlse)
-        judge(mine, gradients(x, dlse), x, lse, delta, out)
         own = (slice(b, b + 1), slice(None), slice(0, x.q.shape[2]), slice(0, x.k.shape[2]))
         rest = given_others(x, lse, delta)
         dadded[own], room[own] = rest.dadded, room_of_added(x, lse, delta)
@@ -594,6 +610,7 @@ def test_other_results_lie_nowhere_that_is_read(opened: OpenDevice, member: str)
         opened.release()
 
 
+@pytest.mark.parametrize("precision", ["bf16", "mxfp8"])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("window", [(None, None), (20, 5)])
 @pytest.mark.parametrize(
@@ -611,6 +628,7 @@ def test_starts_of_any_value(
     q_starts: tuple[int, ...],
     k_starts: tuple[int, ...],
     window: tuple[int | None, int | None],
+    precision: str,
     *,
     deterministic: bool,
 ) -> None:
@@ -620,9 +638,8 @@ def test_starts_of_any_value(
     lse = device.array(np.full((4, 130), 9, np.float32))
     starts = [device.array(np.array(x, np.int32)) for x in (q_starts, k_starts)]
     for longest in ((), (70, 40)):
-        made = attention_varlen_backward(
-            dout, q, k, v, dout, lse, *starts, *longest, deterministic=deterministic, window=window, softcap=3.0
-        )
+        options = {"deterministic": deterministic, "window": window, "softcap": 3.0, "precision": precision}
+        made = attention_varlen_backward(dout, q, k, v, dout, lse, *starts, *longest, **options)
         device.synchronize()
         assert [x.shape for x in made] == [q.shape, k.shape, v.shape]
         for x in made:

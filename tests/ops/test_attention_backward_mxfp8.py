@@ -46,7 +46,8 @@ attention_backward: Any = pysm120.attention_backward
 attention_varlen_backward: Any = pysm120.attention_varlen_backward
 BF16 = DTYPES["bfloat16"]
 HEAD_SIZES = (64, 96, 128)  # of the kernels
-MIXED_PRECISIONS = [("mxfp8_bf16", "bfloat16"), ("mxfp8_f16", "float16"), ("mxfp8", "bfloat16"), ("mxfp8", "float16")]
+FEATURES = ("softcap", "mask", "kv_lengths", "alibi_slopes", "diagonals", "sinks", "dmask")
+MIXED_PRECISIONS = [("mxfp8_bf16", "bfloat16"), ("mxfp8_f16", "float16")]
 
 
 def ready(rng: np.random.Generator, case: Case) -> tuple[Inputs, Array, Array]:
@@ -247,7 +248,7 @@ def test_the_error_is_that_of_the_format(device: pysm120.Device, rng: np.random.
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("precision", "dtype"), MIXED_PRECISIONS[:2])
+@pytest.mark.parametrize(("precision", "dtype"), MIXED_PRECISIONS)
 @pytest.mark.parametrize("head_dim", [64, 100, 128, 200, 256])
 def test_mixed_precisions_recompute_the_scores_of_the_forward_pass(
     opened: OpenDevice, device: pysm120.Device, rng: np.random.Generator, precision: str, dtype: str, head_dim: int
@@ -277,18 +278,24 @@ def test_mixed_precisions_recompute_the_scores_of_the_forward_pass(
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("precision", "dtype"), MIXED_PRECISIONS)
-@pytest.mark.parametrize("feature", ["softcap", "mask", "kv_lengths", "alibi_slopes", "diagonals", "sinks"])
+@pytest.mark.parametrize(
+    ("precision", "dtype", "feature"),
+    [
+        *((*mixed, feature) for mixed in MIXED_PRECISIONS for feature in FEATURES),
+        *(("mxfp8", dtype, feature) for dtype in ("bfloat16", "float16") for feature in ("sinks", "dmask")),
+    ],
+)
 def test_features_are_those_of_16_bits_with_rounded_q_and_k(
     device: pysm120.Device, rng: np.random.Generator, precision: str, dtype: str, feature: str
 ) -> None:
-    """Bit for bit. MXFP8 has no kernel with features of its own either: it rounds q and k, and takes those of 16 bits.
+    """Bit for bit. MXFP8 has no kernel for dsinks and dmask either: it rounds q and k, and takes those of 16 bits.
 
     One tile of keys, because then the sums of dq have one order.
     """
     case = Case(2, 4, 2, 70, 60, 72, None, dtype)
     x = draw(rng, case)
     o, lse = rng.standard_normal(x.dout.shape).astype(np.float32), np.full((2, 4, 70), 4, np.float32)
+    argument = "mask" if feature == "dmask" else feature
     value: Any = {
         "softcap": 3.0,
         "mask": rng.standard_normal((2, 1, 70, 60)).astype(np.float32),
@@ -296,8 +303,9 @@ def test_features_are_those_of_16_bits_with_rounded_q_and_k(
         "alibi_slopes": np.array([0.5, 0.25, 0.125, 0.0625], np.float32),
         "diagonals": np.array([-4, 3], np.int32),
         "sinks": rng.standard_normal(4).astype(np.float32),
-    }[feature]
-    options = {feature: value, "causal": feature == "diagonals", "return_dsinks": feature == "sinks"}
+    }[argument]
+    options = {argument: value, "causal": feature == "diagonals", "return_dsinks": feature == "sinks"}
+    options["return_dmask"] = feature == "dmask"
     y = x._replace(q=mx(x.q, -1).astype(x.q.dtype), k=mx(x.k, -1).astype(x.q.dtype))
     wanted = backward(y, o, lse, device, precision=PRECISION[dtype], **options)
     for mine, other in zip(backward(x, o, lse, device, precision=precision, **options), wanted, strict=True):
@@ -306,7 +314,7 @@ def test_features_are_those_of_16_bits_with_rounded_q_and_k(
     assert norm(unrounded.dk - wanted.dk) > 0.01 * norm(wanted.dk)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("mxfp8_bf16", "bfloat16"), ("mxfp8", "float16")])
+@pytest.mark.parametrize(("precision", "dtype"), MIXED_PRECISIONS)
 def test_packed_sequences_against_float64(
     device: pysm120.Device, rng: np.random.Generator, precision: str, dtype: str
 ) -> None:

@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
-from backward_reference import LOG2_E, Array, Gradients, Inputs, spread, wide
+from backward_reference import LOG2_E, Array, Gradients, Inputs, scores, spread, wide
 
 BLOCK, Q_TILE, KV_TILE, WARP_KEYS = 32, 64, 128, 16
 P_SCALE = 256  # P is stored as 2^8 P
+ERROR = 2.0**-20  # of 2^x and of sums in float32, relative
+RISE_ERROR = 2.0**-11  # of the derivative of softcap, absolute
 MOST = 448.0  # the largest number of e4m3
 LEAST_BYTE, LARGEST_BYTE = 1, 245  # of a scale of dS
 # A scale of dS is at least 2^-30 times the product of the largest scales of V and of the tile's dO, and 2^-100 |delta|.
@@ -144,6 +146,14 @@ def flips(x: Array, off: Array) -> Array:
     return np.where(np.abs(x) + off > MOST, off, e4m3(x + off) - e4m3(x - off))
 
 
+def changes(x: Inputs, shape: tuple[int, ...]) -> tuple[Array | None, Array]:
+    """The scores that softcap, ALiBi and masks change, None without them; the derivative of softcap in float16."""
+    if not x.softcap and not np.any(np.asarray(x.added) != np.where(x.seen, 0, -np.inf)):
+        return None, np.broadcast_to(1.0, shape)
+    y, rise = scores(x)
+    return y, np.broadcast_to(np.asarray(rise).astype(np.float16).astype(np.float64), shape)
+
+
 def walks(
     seen: Array, shape: tuple[int, int, int], *, is_ordered: bool, first_split: int, splits: int
 ) -> Iterator[tuple[int, int, slice, list[tuple[int, int]]]]:
@@ -158,31 +168,61 @@ def walks(
             yield b, g, keys, share(walk, count, nth)
 
 
+def of_tile(
+    x: Inputs,
+    products: tuple[Array, Array, Array, Array],
+    bias: Array,
+    delta: Array,
+    seen: Array,
+    changed: Array | None,
+    rise: Array,
+) -> tuple[Array, Array, Array, Array]:
+    """Return 2^8 P and dS of a tile, and how far those of the kernels may be from them.
+
+    `products` are Q K^T and dO V^T, each followed by that of the absolute values.
+    """
+    qk, qk_size, dov, dov_size = products
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        score = wide(qk.astype(np.float32)) * float(np.float32(x.scale * LOG2_E))
+        sizes = 8 + np.abs(bias) + abs(x.scale) * 1.5 * qk_size
+        if changed is not None:
+            score = changed * LOG2_E
+            sizes = sizes + 1.5 * (np.where(np.isfinite(score), np.abs(score), 0) + x.softcap)
+        p = wide(np.where(seen, np.exp2((score + bias).astype(np.float32)), np.float32(0)))
+        straight = p / P_SCALE * wide(dov.astype(np.float32) - delta)
+        off_p = np.where(p > 0, ERROR * sizes * p, 0) + np.where(p < 2.0**-125, p, 0)
+        off_ds = off_p * np.abs(wide(dov.astype(np.float32) - delta)) + ERROR * p * (dov_size + np.abs(delta))
+        off_ds = off_ds / P_SCALE + (RISE_ERROR if x.softcap else 0) * np.abs(straight)
+    return p, straight * rise, off_p, off_ds
+
+
 def model(
     x: Inputs, lse: Array, delta: Array, *, is_ordered: bool = False, first_split: int = 0, splits: int = 1
 ) -> tuple[Gradients, Gradients, Counts]:
     """Compute the gradients as the kernels do, given LSE and delta.
 
     S, P, dP and dS are float32, and dS is computed from the unrounded P. `seen` of the inputs is what causal and
-    windows hide: [row, key]. `is_ordered`: by the deterministic kernels.
+    windows hide: [row, key]; it says which tiles a CTA visits. `is_ordered`: by the deterministic kernels.
     So many `splits` have a CTA each and share the queries of a tile of keys, from tile `first_split` on.
 
     The second result is how far each element of the kernels may be from the first: their float32 sums and 2^x are
     rounded otherwise, which may round a P or dS to the other of two neighbours in e4m3. The third one counts paths.
     """
-    y, single, error = rounded(x), np.float32, 2.0**-20
+    y = rounded(x)
     batch, heads, q_rows, _ = x.q.shape
     kv_heads, kv_rows = x.k.shape[1:3]
     seen = np.broadcast_to(x.seen, (q_rows, kv_rows))
     v_bytes, dout_bytes = blocks(wide(x.v))[1], blocks(wide(x.dout))[1]
+    shape = (batch, heads, q_rows, kv_rows)
+    given, rise = changes(y, shape)
     hidden = np.isneginf(lse)
-    bias = np.where(hidden, -np.inf, -np.where(hidden, 0, wide(lse)) * float(single(LOG2_E)) + 8).astype(single)
-    delta = np.where(hidden, 0, wide(delta)).astype(single)
+    bias = np.where(hidden, -np.inf, -np.where(hidden, 0, wide(lse)) * float(np.float32(LOG2_E)) + 8).astype(np.float32)
+    delta = np.where(hidden, 0, wide(delta)).astype(np.float32)
     dq, dk, dv = (np.zeros(z.shape) for z in (x.q, x.k, x.v))
     room = Gradients(*(np.zeros(z.shape) for z in (x.q, x.k, x.v)))
     counts = np.zeros(3, int)
-    shape = (batch, heads, kv_heads)
-    for b, g, keys, walk in walks(seen, shape, is_ordered=is_ordered, first_split=first_split, splits=splits):
+    counted = (batch, heads, kv_heads)
+    for b, g, keys, walk in walks(seen, counted, is_ordered=is_ordered, first_split=first_split, splits=splits):
         k, v, used = y.k[b, g, keys], y.v[b, g, keys], LEAST_BYTE
         v_byte = largest_byte(v_bytes[b, g, keys.start // BLOCK : -(-keys.stop // BLOCK)])
         for h, row in walk:
@@ -192,19 +232,14 @@ def model(
             least = max(v_byte + dout_byte - 127 - PRODUCT_MARGIN, delta_byte - DELTA_MARGIN)
             used = min(max(used, least), LARGEST_BYTE)
             q, dout, far = y.q[b, h, rows], y.dout[b, h, rows], delta[b, h, rows, None]
-            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-                power = wide((q @ k.T).astype(single)) * float(single(x.scale * LOG2_E)) + bias[b, h, rows, None]
-                p = wide(np.where(seen[rows, keys], np.exp2(power.astype(single)), single(0)))
-                dp = (dout @ v.T).astype(single)
-                ds = p / P_SCALE * wide(dp - far)
-                sizes = 8 + np.abs(bias[b, h, rows, None]) + abs(x.scale) * 1.5 * (np.abs(q) @ np.abs(k.T))
-                off_p = np.where(p > 0, error * sizes * p, 0) + np.where(p < 2.0**-125, p, 0)
-                parts = np.abs(dout) @ np.abs(v.T) + np.abs(far)
-                off_ds = (off_p * np.abs(wide(dp - far)) + error * p * parts) / P_SCALE
+            changed = None if given is None else given[b, h, rows, keys]
+            products = (q @ k.T, np.abs(q) @ np.abs(k.T), dout @ v.T, np.abs(dout) @ np.abs(v.T))
+            its_rise, its_bias = rise[b, h, rows, keys], bias[b, h, rows, None]
+            p, ds, off_p, off_ds = of_tile(x, products, its_bias, far, seen[rows, keys], changed, its_rise)
             before, warps, flip = used, [], np.zeros(ds.shape)
             for at in range(0, ds.shape[1], WARP_KEYS):
                 cut = np.s_[:, at : at + WARP_KEYS]
-                warps.append(max(before, int(scale_byte(np.abs(ds[cut]).max().astype(single)))))
+                warps.append(max(before, int(scale_byte(np.abs(ds[cut]).max().astype(np.float32)))))
                 scale = factor(warps[-1])
                 flip[cut] = scale * flips(ds[cut] / scale, off_ds[cut] / scale)
                 ds[cut] = scale * e4m3(ds[cut] / scale)
@@ -216,8 +251,8 @@ def model(
             dq[b, h, rows] += x.scale * (ds @ k)
             dk[b, g, keys] += x.scale * (ds.T @ q)
             dv[b, g, keys] += p8.T @ dout
-            either = flip + error * np.abs(ds)
+            either = flip + (ERROR + (RISE_ERROR if x.softcap else 0)) * np.abs(ds)
             room.dq[b, h, rows] += abs(x.scale) * either @ np.abs(k)
             room.dk[b, g, keys] += abs(x.scale) * either.T @ np.abs(q)
-            room.dv[b, g, keys] += (flip_p + error * p8).T @ np.abs(dout)
+            room.dv[b, g, keys] += (flip_p + ERROR * p8).T @ np.abs(dout)
     return Gradients(dq, dk, dv), room, Counts(*(int(n) for n in counts))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from harness import ALL_DTYPES, CODES, DTYPES, Buffer, OpenDevice, lib
+from numpy.typing import NDArray
 from reference import ROUNDINGS, Array, attention_dense, mx
 from smoothing_model import smoothed
 
@@ -147,16 +148,27 @@ class Problem:
         sinks = self.sinks if case.sinks else None
         return attention_dense(q, k, change(v), self.scale, self.added(b), case.softcap, sinks)
 
-    def added(self, b: int) -> Array:
-        """What is added to the scores of one sequence, [heads or 1, rows, keys]; -inf for a hidden key."""
+    def places_of_scores(self, b: int) -> tuple[Array, Array]:
+        """The row of each score of one sequence, counted as its key is, and the key."""
         case = self.case
         rows, keys = case.q_lengths[b], case.past + case.kv_lengths[b]
         d = keys - rows if case.align == "bottom-right" else 0
         d = case.diagonals[b] if case.diagonals else d
-        left, right = (FAR if side is None else side for side in case.window)
-        right = 0 if case.causal else right
-        i, j = np.arange(rows)[:, None] + d, np.arange(keys)[None, :]
-        bias = np.where((j >= i - left) & (j <= i + right), 0.0, -np.inf)[None]
+        return np.arange(rows)[:, None] + d, np.arange(keys)[None, :]
+
+    def in_window(self, b: int) -> NDArray[np.bool_]:
+        """The keys that a row of one sequence sees, but for a mask: [rows, keys]."""
+        left, right = (FAR if side is None else side for side in self.case.window)
+        right = 0 if self.case.causal else right
+        i, j = self.places_of_scores(b)
+        return np.asarray((j >= i - left) & (j <= i + right))
+
+    def added(self, b: int) -> Array:
+        """What is added to the scores of one sequence, [heads or 1, rows, keys]; -inf for a hidden key."""
+        case = self.case
+        rows, keys = case.q_lengths[b], case.past + case.kv_lengths[b]
+        i, j = self.places_of_scores(b)
+        bias = np.where(self.in_window(b), 0.0, -np.inf)[None]
         if case.slopes:
             bias = bias - self.slopes[b].astype(np.float64)[:, None, None] * np.abs(i - j)
         if case.mask:

@@ -37,6 +37,7 @@ struct backward {
     struct {           /* MXFP8: the operands in blocks; those of q lie at rows_at, each tile before its rows */
         uint32_t keys; /* kernel_record; `delta` packs the queries */
         int64_t dout_at, k_at, v_at;
+        int64_t head_slots, batch_slots, slots; /* of tiles of keys */
     } packed;
 };
 
@@ -71,12 +72,15 @@ sm120_address backward_turns(const struct backward *b, sm120_address workspace);
 /* Where CTAs count themselves, with a ring; 0 for other calls. */
 sm120_address backward_finished(const struct backward *b, sm120_address workspace);
 
+/* The step from batch to batch of a tensor that packed sequences share: 0 if `starts` says that it is packed. */
+int64_t backward_batch_stride(const struct tensor *x, sm120_address starts);
+
 /* Whether a tensor is rounded to MXFP8 before it is used in 16 bits: q and k of mixed precisions. */
 bool backward_is_rounded(const struct backward *b, int tensor);
 
 /* MXFP8: choose the kernels that pack the operands, place those in the workspace, and the kernels' parameters. */
 sm120_status backward_choose_packers(struct backward *b);
-bool backward_place_packed(struct backward *b, int64_t q_slots, int64_t kv_slots);
+bool backward_place_packed(struct backward *b);
 struct attention_backward_pack_queries_parameters backward_pack_queries(const struct backward *b,
                                                                         sm120_address workspace);
 struct attention_backward_pack_keys_parameters backward_pack_keys(const struct backward *b, sm120_address workspace);

@@ -137,16 +137,16 @@ static sm120_status check_dmask(struct backward *b) {
 }
 
 /* Choose the precision of the kernels: that of the call if it has kernels of its own, else 16 bits. Mixed precisions
- * have none, nor has MXFP8 where it takes more than tensors of one length and unmodified scores. */
+ * have none, nor has MXFP8 for the gradients of masks and sinks. */
 static sm120_status choose_products(struct backward *b) {
+    const sm120_attention_backward_args *const args = b->args;
     const uint32_t dtype = attention_is_narrowed(&b->call) ? SM120_BF16 : b->call.q.dtype;
-    const bool is_plain = b->call.is_uniform && b->args->dsinks == 0;
-    b->products = b->args->precision == SM120_MXFP8 && is_plain ? SM120_MXFP8 : dtype;
+    const bool has_others = args->dsinks != 0 || args->dmask.address != 0;
+    b->products = args->precision == SM120_MXFP8 && !has_others ? SM120_MXFP8 : dtype;
     if (b->products == SM120_F32) {
         return fail(SM120_UNSUPPORTED,
-                    "q.dtype = F32 (0x%" PRIx32 ") with a mask, lengths, packed sequences, softcap, ALiBi or dsinks; "
-                    "their gradients need BF16 (0x%x) or F16 (0x%x)",
-                    dtype, SM120_BF16, SM120_F16);
+                    "q.dtype = F32 (0x%" PRIx32 ") with dmask or dsinks; they need BF16 (0x%x) or F16 (0x%x)", dtype,
+                    SM120_BF16, SM120_F16);
     }
     return SM120_OK;
 }

@@ -21,7 +21,7 @@ struct values {
     struct attention_backward_16bit_any_parameters main;
     struct attention_backward_pack_queries_parameters queries;
     struct attention_backward_pack_keys_parameters keys;
-    struct attention_backward_mxfp8_parameters mxfp8;
+    struct attention_backward_mxfp8_any_parameters mxfp8;
 };
 
 /* Load a kernel, and check its launch. */
@@ -37,8 +37,7 @@ sm120_address backward_turns(const struct backward *b, sm120_address workspace) 
     return b->args->deterministic != 0 ? workspace + (uint64_t)b->turns_at : 0;
 }
 
-/* The step from batch to batch of a tensor that packed sequences share: 0 if `starts` says that it is packed. */
-static int64_t batch_stride(const struct tensor *x, sm120_address starts) {
+int64_t backward_batch_stride(const struct tensor *x, sm120_address starts) {
     return starts != 0 ? 0 : x->batch_stride;
 }
 
@@ -58,10 +57,10 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
         .sums = workspace + (uint64_t)b->sums_at,
         .finished = backward_finished(b, workspace),
         .turns = backward_turns(b, workspace),
-        .o_batch_stride = batch_stride(o, args->cu_seqlens_q),
+        .o_batch_stride = backward_batch_stride(o, args->cu_seqlens_q),
         .o_head_stride = o->head_stride,
         .o_row_stride = o->row_stride,
-        .dout_batch_stride = batch_stride(dout, args->cu_seqlens_q),
+        .dout_batch_stride = backward_batch_stride(dout, args->cu_seqlens_q),
         .dout_head_stride = dout->head_stride,
         .dout_row_stride = dout->row_stride,
         .lse_batch_stride = args->cu_seqlens_q != 0 ? 0 : lse_head_stride * args->heads,
@@ -117,10 +116,10 @@ static struct gradients_call_parameters call_of(const struct backward *b, sm120_
         .reach = (uint32_t)b->ring.reach,
         .tickets = turns != 0 ? turns : finished,
         .turns = turns,
-        .dk_batch_stride = batch_stride(dk, args->cu_seqlens_k),
+        .dk_batch_stride = backward_batch_stride(dk, args->cu_seqlens_k),
         .dk_head_stride = dk->head_stride,
         .dk_row_stride = dk->row_stride,
-        .dv_batch_stride = batch_stride(dv, args->cu_seqlens_k),
+        .dv_batch_stride = backward_batch_stride(dv, args->cu_seqlens_k),
         .dv_head_stride = dv->head_stride,
         .dv_row_stride = dv->row_stride,
         .batches = (uint32_t)args->batch,
@@ -147,6 +146,14 @@ static struct gradients_call_parameters call_of(const struct backward *b, sm120_
     };
 }
 
+/* The sequences of a call that is not uniform. Here the scale of softcap keeps its sign. */
+static void sequence_of(const struct backward *b, struct sequence_parameters *s) {
+    if (!b->call.is_uniform) {
+        attention_sequence(&b->call, s);
+        s->softcap_scale = b->args->scale == 0.0f ? 0.0f : b->args->scale < 0.0f ? -s->softcap_scale : s->softcap_scale;
+    }
+}
+
 /* The parameters of the main kernel in 16 bits. A kernel without features reads only those before gradients_features.
  */
 static sm120_status main_of(const struct device *device, const struct backward *b, sm120_address workspace,
@@ -166,13 +173,7 @@ static sm120_status main_of(const struct device *device, const struct backward *
                 .dmask_column_stride = 4 * args->dmask.column_stride,
             },
     };
-    if (!b->call.is_uniform) {
-        attention_sequence(&b->call, &a->sequence);
-        /* Here the scale keeps its sign. */
-        a->sequence.softcap_scale = args->scale == 0.0f  ? 0.0f
-                                    : args->scale < 0.0f ? -a->sequence.softcap_scale
-                                                         : a->sequence.softcap_scale;
-    }
+    sequence_of(b, &a->sequence);
     CUtensorMap *const maps[LOADED] = {&a->q_map, &a->k_map, &a->v_map, &a->dout_map};
     for (int i = 0; i < LOADED; ++i) {
         uint32_t broadcast = 0;
@@ -190,15 +191,23 @@ static sm120_status main_of(const struct device *device, const struct backward *
     return SM120_OK;
 }
 
-/* The parameters of the main kernel in MXFP8. */
-static struct attention_backward_mxfp8_parameters mxfp8_of(const struct backward *b, sm120_address workspace) {
-    struct attention_backward_mxfp8_parameters parameters = {
+/* The parameters of the main kernel in MXFP8. A kernel for tensors of one length reads only those before
+ * gradients_slots. */
+static struct attention_backward_mxfp8_any_parameters mxfp8_of(const struct backward *b, sm120_address workspace) {
+    struct attention_backward_mxfp8_any_parameters parameters = {
         .q_tiles = workspace + (uint64_t)b->rows_at,
         .k_tiles = workspace + (uint64_t)b->packed.k_at,
         .v_tiles = workspace + (uint64_t)b->packed.v_at,
         .dout_tiles = workspace + (uint64_t)b->packed.dout_at,
         .gradients_call = call_of(b, workspace),
+        .gradients_slots =
+            {
+                .q_slots = (uint32_t)b->head_slots,
+                .kv_slots = (uint32_t)b->packed.head_slots,
+                .kv_batch_slots = (uint32_t)b->packed.batch_slots,
+            },
     };
+    sequence_of(b, &parameters.sequence);
     /* The kernel hides keys by infinite scores; 0 times infinity would be NaN. */
     if (parameters.gradients_call.scale_log2 == 0.0f) {
         parameters.gradients_call.scale_log2 = FLT_MIN;
@@ -214,7 +223,7 @@ static struct attention_backward_dq_parameters dq_of(const struct backward *b, s
     return (struct attention_backward_dq_parameters){
         .sums = workspace + (uint64_t)b->sums_at,
         .dq = dq->address,
-        .dq_batch_stride = batch_stride(dq, b->args->cu_seqlens_q),
+        .dq_batch_stride = backward_batch_stride(dq, b->args->cu_seqlens_q),
         .dq_head_stride = dq->head_stride,
         .dq_row_stride = dq->row_stride,
         .cu_seqlens_q = b->args->cu_seqlens_q,

@@ -74,8 +74,13 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     b->head_slots = args->cu_seqlens_q != 0 ? args->q_total / record->q_rows + args->batch : b->q_tiles;
     b->batch_slots = args->cu_seqlens_q != 0 ? 0 : args->heads * b->q_tiles;
     b->slots = args->cu_seqlens_q != 0 ? args->heads * b->head_slots : args->batch * b->batch_slots;
+    const bool is_packed = args->cu_seqlens_k != 0;
+    b->packed.head_slots = is_packed ? args->kv_total / record->kv_rows + args->batch : b->kv_tiles;
+    b->packed.batch_slots = is_packed ? 0 : args->kv_heads * b->kv_tiles;
+    const int64_t kv_heads = is_packed ? args->kv_heads : args->batch * args->kv_heads;
     if (!multiply(args->batch * args->heads, b->q_tiles, &q_ctas) || q_ctas > INT32_MAX || b->slots > INT32_MAX ||
-        !multiply(args->batch * args->kv_heads, b->kv_tiles, &b->kv_ctas) || b->kv_ctas > INT32_MAX) {
+        !multiply(args->batch * args->kv_heads, b->kv_tiles, &b->kv_ctas) || b->kv_ctas > INT32_MAX ||
+        !multiply(kv_heads, b->packed.head_slots, &b->packed.slots) || b->packed.slots > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
                     "batch * heads = %" PRId64 " of %" PRId64 " q tiles and %" PRId64
                     " kv tiles are too many CTAs; at most %d",
@@ -84,7 +89,7 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     backward_split(device, b);
     const int64_t part_rows = (b->kv_ctas - b->first_split) * b->splits * record->kv_rows;
     const bool fits = b->products == SM120_MXFP8
-                          ? backward_place_packed(b, b->slots, b->kv_ctas)
+                          ? backward_place_packed(b)
                           : backward_place(&b->workspace_bytes, b->slots, backward_rows_bytes(record), &b->rows_at);
     backward_choose_ring(device, b);
     if (!fits || !backward_place(&b->workspace_bytes, b->ring.slots, b->tile_bytes, &b->sums_at) ||

@@ -24,28 +24,30 @@ sm120_status backward_choose_packers(struct backward *b) {
     return status == SM120_OK ? builtin_find(&wanted, &b->packed.keys) : status;
 }
 
-bool backward_place_packed(struct backward *b, int64_t q_slots, int64_t kv_slots) {
+bool backward_place_packed(struct backward *b) {
     const struct kernel_record *const main = kernel_records + b->main;
     const int64_t q_bytes = packed_bytes(main, main->q_rows), kv_bytes = packed_bytes(main, main->kv_rows);
     int64_t *const offset = &b->workspace_bytes;
-    return backward_place(offset, q_slots, q_bytes + backward_rows_bytes(main), &b->rows_at) &&
-           backward_place(offset, q_slots, q_bytes, &b->packed.dout_at) &&
-           backward_place(offset, kv_slots, kv_bytes, &b->packed.k_at) &&
-           backward_place(offset, kv_slots, kv_bytes, &b->packed.v_at);
+    return backward_place(offset, b->slots, q_bytes + backward_rows_bytes(main), &b->rows_at) &&
+           backward_place(offset, b->slots, q_bytes, &b->packed.dout_at) &&
+           backward_place(offset, b->packed.slots, kv_bytes, &b->packed.k_at) &&
+           backward_place(offset, b->packed.slots, kv_bytes, &b->packed.v_at);
 }
 
 struct attention_backward_pack_queries_parameters backward_pack_queries(const struct backward *b,
                                                                         sm120_address workspace) {
     const struct tensor *const o = &b->call.o, *const q = &b->loaded[Q], *const dout = &b->loaded[DOUT];
+    const sm120_address starts = b->args->cu_seqlens_q;
+    const int64_t lse_head_stride = 4 * b->call.q_shape.rows;
     return (struct attention_backward_pack_queries_parameters){
         .x = q->address,
         .y = dout->address,
         .x_tiles = workspace + (uint64_t)b->rows_at,
         .y_tiles = workspace + (uint64_t)b->packed.dout_at,
-        .x_batch_stride = q->batch_stride,
+        .x_batch_stride = backward_batch_stride(q, starts),
         .x_head_stride = q->head_stride,
         .x_row_stride = q->row_stride,
-        .y_batch_stride = dout->batch_stride,
+        .y_batch_stride = backward_batch_stride(dout, starts),
         .y_head_stride = dout->head_stride,
         .y_row_stride = dout->row_stride,
         .o = o->address,
@@ -55,7 +57,7 @@ struct attention_backward_pack_queries_parameters backward_pack_queries(const st
         .sums = workspace + (uint64_t)b->sums_at,
         .finished = backward_finished(b, workspace),
         .turns = backward_turns(b, workspace),
-        .o_batch_stride = o->batch_stride,
+        .o_batch_stride = backward_batch_stride(o, starts),
         .o_head_stride = o->head_stride,
         .o_row_stride = o->row_stride,
         .sums_bytes = (uint32_t)b->tile_bytes,
@@ -63,6 +65,14 @@ struct attention_backward_pack_queries_parameters backward_pack_queries(const st
         .o_type = attention_type(o->dtype),
         .is_wide = o->dtype == q->dtype && copy_rows_is_needless(o, &b->call.o_shape),
         .o_head_dim = (uint32_t)b->call.o_shape.head_dim,
+        .lse_batch_stride = starts != 0 ? 0 : lse_head_stride * b->args->heads,
+        .lse_head_stride = lse_head_stride,
+        .slopes = b->args->alibi_slopes,
+        .slopes_batch_stride = (uint32_t)b->args->alibi_batch_stride,
+        .cu_seqlens = starts,
+        .total = (int32_t)b->args->q_total,
+        .head_slots = (uint32_t)b->head_slots,
+        .batch_slots = (uint32_t)b->batch_slots,
         .heads = (uint32_t)b->args->heads,
         .rows = (uint32_t)b->args->q_rows,
         .tiles = (uint32_t)b->q_tiles,
@@ -73,17 +83,23 @@ struct attention_backward_pack_queries_parameters backward_pack_queries(const st
 
 struct attention_backward_pack_keys_parameters backward_pack_keys(const struct backward *b, sm120_address workspace) {
     const struct tensor *const k = &b->loaded[K], *const v = &b->loaded[V];
+    const sm120_address starts = b->args->cu_seqlens_k;
     return (struct attention_backward_pack_keys_parameters){
         .x = k->address,
         .y = v->address,
         .x_tiles = workspace + (uint64_t)b->packed.k_at,
         .y_tiles = workspace + (uint64_t)b->packed.v_at,
-        .x_batch_stride = k->batch_stride,
+        .x_batch_stride = backward_batch_stride(k, starts),
         .x_head_stride = k->head_stride,
         .x_row_stride = k->row_stride,
-        .y_batch_stride = v->batch_stride,
+        .y_batch_stride = backward_batch_stride(v, starts),
         .y_head_stride = v->head_stride,
         .y_row_stride = v->row_stride,
+        .kv_lengths = b->args->kv_lengths,
+        .cu_seqlens = starts,
+        .total = (int32_t)b->args->kv_total,
+        .head_slots = (uint32_t)b->packed.head_slots,
+        .batch_slots = (uint32_t)b->packed.batch_slots,
         .heads = (uint32_t)b->args->kv_heads,
         .rows = (uint32_t)b->args->kv_rows,
         .tiles = (uint32_t)b->kv_tiles,

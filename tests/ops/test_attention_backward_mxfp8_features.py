@@ -1,0 +1,135 @@
+"""The features of attention_backward in MXFP8 against the model of its kernels, between guard bands."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from backward_mxfp8 import delta_of_rounded, rounded
+from backward_reference import Array, Gradients, Inputs
+from feature_cases import Case
+from harness import DTYPES, OpenDevice
+from test_attention_backward_features import CASES, LENGTHS, PACKED, Backward, judge_all, run
+from test_attention_backward_mxfp8 import agree
+
+import pysm120
+
+attention_varlen: Any = pysm120.attention_varlen
+attention_backward: Any = pysm120.attention_backward
+attention_varlen_backward: Any = pysm120.attention_varlen_backward
+WIDEST = 128
+MXFP8: dict[str, Any] = {"precision": "mxfp8", "wants_others": False}
+
+
+def fits(case: Case) -> bool:
+    """Whether the kernels have the head sizes of a case."""
+    return max(case.head_dim, case.v_head_dim or 0) <= WIDEST
+
+
+def judge_model(mine: Gradients, x: Inputs, o: Array, lse: Array, dlse: Array | float, out: str) -> None:
+    """Compare with the model of the kernels."""
+    agree(mine, x, lse, delta_of_rounded(x, o, dlse), out)
+
+
+def judge_ordered(mine: Gradients, x: Inputs, o: Array, lse: Array, dlse: Array | float, out: str) -> None:
+    """Compare with the model of the kernels that add in order."""
+    agree(mine, x, lse, delta_of_rounded(x, o, dlse), out, is_ordered=True)
+
+
+@pytest.mark.sampled(3, each=("kind",))
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [pytest.param(kind, case, id=f"{kind}{n}") for kind in CASES for n, case in enumerate(CASES[kind]) if fits(case)],
+)
+def test_matches_the_model(opened: OpenDevice, rng: np.random.Generator, kind: str, case: Case) -> None:
+    """Gradients of q, k and v; NaN behind every length."""
+    del kind
+    backward = Backward(rng, case, rounded)
+    judge_all(backward, run(opened, backward, **MXFP8), judged=judge_model)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("out", list(DTYPES))
+@pytest.mark.parametrize("gap", [0, 1])
+@pytest.mark.parametrize("packed", [False, True])
+def test_results_of_every_dtype(
+    opened: OpenDevice, rng: np.random.Generator, out: str, gap: int, *, packed: bool
+) -> None:
+    """Rows that are aligned and rows that are not; dlse; nothing is written beside the results."""
+    packing: dict[str, Any] = {"q_packed": packed, "kv_packed": packed, "softcap": 0.0 if packed else 3.0}
+    case = Case((40 if packed else 70, 70), (70, 30), gap=gap, **packing)
+    backward = Backward(rng, case, rounded)
+    got = run(opened, backward, out=out, has_dlse=True, **MXFP8)
+    judge_all(backward, got, out, has_dlse=True, judged=judge_model)
+
+
+@pytest.mark.virtual
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "case",
+    [case for kind in ("lengths", "packed", "diagonals", "everything") for case in CASES[kind] if fits(case)],
+)
+def test_every_order_of_ctas(rng: np.random.Generator, case: Case) -> None:
+    """All checks of the virtual device; the same bits for each seed, of dq if it is deterministic."""
+    backward = Backward(rng, case, rounded)
+    for deterministic in (False, True):
+        found = []
+        for seed in (1, 2):
+            ordered = OpenDevice(f"virtual:0?checks=full&seed={seed}")
+            try:
+                found.append(run(ordered, backward, deterministic=deterministic, **MXFP8))
+            finally:
+                ordered.close()
+        judge_all(backward, found[0], judged=judge_ordered if deterministic else judge_model)
+        for mine, other in list(zip(found[0].gradients, found[1].gradients, strict=True))[not deterministic :]:
+            np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.parametrize("case", [LENGTHS[-4], PACKED[0]], ids=["lengths", "packed"])
+def test_accumulation(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
+    """The float32 sum of what was there and of the gradients; rows behind a length and of no sequence stay."""
+    backward = Backward(rng, case, rounded)
+    alone = run(opened, backward, **MXFP8).gradients
+    before = [rng.standard_normal(y.shape).astype(np.float32) for y in alone]
+    got = run(opened, backward, accumulate=(before[0], before[1], before[2]), **MXFP8).gradients
+    for first, y, sum_of_both in zip(before, alone, got, strict=True):
+        np.testing.assert_allclose(sum_of_both, first + np.where(np.isnan(y), 0, y), atol=1e-5)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+def test_a_sequence_of_nan_spoils_no_other(opened: OpenDevice, rng: np.random.Generator, poison: float) -> None:
+    """Q, K, V, dO, O and LSE of the middle one of three packed sequences are NaN or infinite."""
+    backward = Backward(rng, Case((40, 50, 60), (30, 60, 40), q_packed=True, kv_packed=True, heads=2), rounded)
+    good = run(opened, backward, **MXFP8)
+    rows, keys = backward.rows[1][1], backward.keys[1][1]
+    for x in (backward.problem.q, backward.dout, backward.o, backward.lse):
+        x[:, :, rows] = poison
+    for x in (backward.problem.k, backward.problem.v):
+        x[:, :, keys] = poison
+    bad = run(opened, backward, **MXFP8)
+    for mine, best, spoilt in zip(bad.gradients, good.gradients, (rows, keys, keys), strict=True):
+        kept = np.ones(mine.shape[2], bool)
+        kept[spoilt] = False
+        np.testing.assert_array_equal(mine[:, :, kept], best[:, :, kept])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_a_packed_sequence_has_the_gradients_that_it_has_alone(
+    device: pysm120.Device, rng: np.random.Generator, head_dim: int, *, deterministic: bool
+) -> None:
+    """Bit for bit: the tiles, their scales and their order are those of a call with that sequence alone."""
+    lengths, dtype = (40, 100, 1, 0, 126), DTYPES["bfloat16"]
+    starts = np.cumsum((0, *lengths)).astype(np.int32)
+    q, dout = (rng.standard_normal((267, 4, head_dim)).astype(dtype) for _ in range(2))
+    k, v = (rng.standard_normal((267, 2, head_dim)).astype(dtype) for _ in range(2))
+    options: dict[str, Any] = {"causal": True, "precision": "mxfp8", "device": device}
+    out, lse = attention_varlen(q, k, v, starts, starts, return_lse=True, out_dtype=np.float32, **options)
+    options["deterministic"] = deterministic
+    whole = attention_varlen_backward(dout, q, k, v, out, lse, starts, starts, **options)
+    for begin, end in itertools.pairwise(starts):
+        if begin < end:
+            own = (x[None, begin:end] for x in (dout, q, k, v, out))
+            alone = attention_backward(*own, lse[None, :, begin:end], **options)
+            for mine, other in zip(whole, alone, strict=True):
+                np.testing.assert_array_equal(mine[begin:end], other[0])
