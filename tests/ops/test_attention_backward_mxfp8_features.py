@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from backward_mxfp8 import delta_of_rounded, rounded
 from backward_reference import Array, Gradients, Inputs
-from feature_cases import Case
+from feature_cases import Case, random_case
 from harness import DTYPES, OpenDevice
 from test_attention_backward_features import CASES, LENGTHS, PACKED, Backward, judge_all, run
 from test_attention_backward_mxfp8 import agree
@@ -46,6 +46,15 @@ def test_matches_the_model(opened: OpenDevice, rng: np.random.Generator, kind: s
     del kind
     backward = Backward(rng, case, rounded)
     judge_all(backward, run(opened, backward, **MXFP8), judged=judge_model)
+
+
+@pytest.mark.parametrize("trial", range(12))
+def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial: int) -> None:
+    """Combinations of features that nobody chose."""
+    del trial
+    backward = Backward(rng, random_case(rng, list(DTYPES), WIDEST, has_past=False), rounded)
+    out = str(rng.choice(list(DTYPES)))
+    judge_all(backward, run(opened, backward, out=out, **MXFP8), out, judged=judge_model)
 
 
 @pytest.mark.sampled(3)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_cases import P_ERROR, PRECISIONS, STEP, pitched
-from feature_cases import ALIGN, Case, Problem, fill_features, places
+from feature_cases import ALIGN, Case, Problem, fill_features, places, random_case
 from harness import CODES, DTYPES, Buffer, OpenDevice, check, ffi, lib, new_struct, tensor
 from reference import Array
 
@@ -279,57 +279,10 @@ def test_matches_float64(opened: OpenDevice, rng: np.random.Generator, case: Cas
 def test_random_combinations(opened: OpenDevice, rng: np.random.Generator, trial: int, *, is_mx: bool) -> None:
     """Random combinations of features."""
     del trial
-
-    def chance() -> bool:
-        return bool(rng.random() < 0.4)
-
-    def maybe(value: Any, otherwise: Any = None) -> Any:
-        return value if chance() else otherwise
-
-    batch = int(rng.integers(1, 4))
-    kv_heads = int(rng.integers(1, 3))
-    odd = chance()
-    past = int(maybe(rng.integers(1, 150), 0))
     precision = str(rng.choice(["mxfp8", "mxfp8_bf16", "mxfp8_f16", "nvfp4", "nvfp4_mxfp8", "fp8"])) if is_mx else None
-    widest = 128 if precision in NARROW else 256
-    types: dict[str | None, list[str]] = {**{of: [dtype] for of, dtype in OWN.items()}, None: list(P_ERROR)}
-    q_packed, kv_packed = chance(), past == 0 and chance()
-    q_lengths = rng.integers(1, 200, batch)
-    kv_lengths = rng.integers(1, maybe(600, 200), batch)
-    if past:
-        kv_lengths[:] = kv_lengths[0]
-    if not q_packed:
-        q_lengths[:] = q_lengths[0]
-    windows = (maybe(int(rng.integers(0, 100))), maybe(int(rng.integers(0, 100))))
-    verify(
-        opened,
-        rng,
-        Case(
-            tuple(map(int, q_lengths)),
-            tuple(map(int, kv_lengths)),
-            kv_heads * int(rng.integers(1, 4)),
-            kv_heads,
-            int(rng.integers(1, widest + 1)) if odd else 8 * int(rng.integers(1, widest // 8 + 1)),
-            maybe(int(rng.integers(1, widest + 1)) if odd else 8 * int(rng.integers(1, widest // 8 + 1))),
-            q_packed,
-            kv_packed,
-            bool(rng.integers(2)),
-            str(rng.choice(["bottom-right", "top-left"])),
-            windows,
-            maybe(tuple(map(int, rng.integers(-50, 150, batch)))),
-            float(maybe(rng.uniform(0.5, 30), 0.0)),
-            chance(),
-            maybe(str(rng.choice(["heads", "batch"]))),
-            None if q_packed or kv_packed else maybe(str(rng.choice(["bool", *CODES]))),
-            "".join(axis for axis in "bhqk" if rng.integers(2)),
-            past,
-            int(maybe(rng.integers(0, 9), 0)) if odd else 0,
-            str(rng.choice(types.get(precision, list(CODES)))),
-            str(rng.choice(list(CODES))),
-            None,
-            precision,
-        ),
-    )
+    own: dict[str | None, list[str]] = {**{of: [dtype] for of, dtype in OWN.items()}, None: list(P_ERROR)}
+    dtypes = own.get(precision, list(CODES))
+    verify(opened, rng, random_case(rng, dtypes, 128 if precision in NARROW else 256, precision))
 
 
 def test_a_row_of_nothing_but_lowest_numbers_is_the_mean(opened: OpenDevice, rng: np.random.Generator) -> None:

@@ -4,7 +4,7 @@ Every problem is a batch of sequences, each with its own rows and keys. Invalid 
 packed sequences, are NaN.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +74,61 @@ def places(lengths: tuple[int, ...], *, packed: bool) -> list[tuple[int, slice]]
 def scaled(case: Case) -> list[tuple[str, int]]:
     """The scales of a case, and their heads."""
     return [("q_scale", case.heads), ("k_scale", case.kv_heads), ("v_scale", case.kv_heads)]
+
+
+def random_case(
+    rng: np.random.Generator,
+    dtypes: Sequence[str],
+    widest: int,
+    precision: str | None = None,
+    *,
+    has_past: bool = True,
+) -> Case:
+    """Draw a combination of features, with head sizes up to `widest`."""
+
+    def chance() -> bool:
+        return bool(rng.random() < 0.4)
+
+    def maybe(value: Any, otherwise: Any = None) -> Any:
+        return value if chance() else otherwise
+
+    batch = int(rng.integers(1, 4))
+    kv_heads = int(rng.integers(1, 3))
+    odd = chance()
+    past = int(maybe(rng.integers(1, 150), 0)) if has_past else 0
+    q_packed, kv_packed = chance(), past == 0 and chance()
+    q_lengths = rng.integers(1, 200, batch)
+    kv_lengths = rng.integers(1, maybe(600, 200), batch)
+    if past:
+        kv_lengths[:] = kv_lengths[0]
+    if not q_packed:
+        q_lengths[:] = q_lengths[0]
+    windows = (maybe(int(rng.integers(0, 100))), maybe(int(rng.integers(0, 100))))
+    return Case(
+        tuple(map(int, q_lengths)),
+        tuple(map(int, kv_lengths)),
+        kv_heads * int(rng.integers(1, 4)),
+        kv_heads,
+        int(rng.integers(1, widest + 1)) if odd else 8 * int(rng.integers(1, widest // 8 + 1)),
+        maybe(int(rng.integers(1, widest + 1)) if odd else 8 * int(rng.integers(1, widest // 8 + 1))),
+        q_packed,
+        kv_packed,
+        bool(rng.integers(2)),
+        str(rng.choice(["bottom-right", "top-left"])),
+        windows,
+        maybe(tuple(map(int, rng.integers(-50, 150, batch)))),
+        float(maybe(rng.uniform(0.5, 30), 0.0)),
+        chance(),
+        maybe(str(rng.choice(["heads", "batch"]))),
+        None if q_packed or kv_packed else maybe(str(rng.choice(["bool", *CODES]))),
+        "".join(axis for axis in "bhqk" if rng.integers(2)),
+        past,
+        int(maybe(rng.integers(0, 9), 0)) if odd else 0,
+        str(rng.choice(dtypes)),
+        str(rng.choice(list(CODES))),
+        None,
+        precision,
+    )
 
 
 class Problem:
