@@ -178,8 +178,12 @@ def backward(bench: Bench, precision: str) -> Outcomes:
     """Run the gradients at every head size, plain, in a fixed order, and with masks."""
     dtype = dtype_of(precision)
     sizes = (64, 96, 128) if precision == "mxfp8" else (32, 64, 96, 128, 192, 256)
-    cases: dict[str, dict[str, Any]] = {"plain": {}, "causal": {"causal": True}, "deterministic": {}}
-    cases |= {} if precision == "mxfp8" else {"softcap": {"softcap": 20.0}}
+    cases: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "causal": {"causal": True},
+        "deterministic": {},
+        "softcap": {"softcap": 20.0},
+    }
     for head_dim in sizes:
         q, k, v = qkv(bench, (1, 140, 2, head_dim), 150, 1, dtype)
         dout = bench.normal(q.shape, dtype)
@@ -201,15 +205,17 @@ def backward_features(bench: Bench) -> Outcomes:
     out = np.concatenate([o[0] for o, _ in found]).astype(BF16)
     lse = np.concatenate([sums[0] for _, sums in found], axis=-1).astype(F32)
     given = bench.puts(dout, q, k, v, out, lse, ends, ends)
-    got: Any = varlen_gradients(*given, max_seqlen_q=49, max_seqlen_k=49)
     parts = [reference.gradients(*(x[None, s] for x in (dout, q, k, v))) for s in pieces]
-    for name, one, wanted in zip(("dq", "dk", "dv"), got, zip(*parts, strict=True), strict=False):
-        yield bench.outcome(f"packed sequences, {name}", one, np.concatenate([x[0] for x in wanted]), BACKWARD["bf16"])
+    wanted = [np.concatenate([x[0] for x in several]) for several in zip(*parts, strict=True)]
+    for precision in ("bf16", "mxfp8"):
+        made: Any = varlen_gradients(*given, max_seqlen_q=49, max_seqlen_k=49, precision=precision)
+        for name, one, exact in zip(("dq", "dk", "dv"), made, wanted, strict=True):
+            yield bench.outcome(f"packed sequences, {precision}, {name}", one, exact, BACKWARD[precision])
     sinks = np.array([1.0, 0.5], F32)
     q, k, v, dout = (x[None] for x in (q, k, v, dout))
     out, lse = (x.astype(t) for x, t in zip(reference.attention(q, k, v, sinks=sinks), (BF16, F32), strict=True))
     given = bench.puts(dout, q, k, v, out, lse)
-    got = gradients(*given, sinks=bench.put(sinks), return_dsinks=True)
+    got: Any = gradients(*given, sinks=bench.put(sinks), return_dsinks=True)
     share = np.exp(sinks[None, :, None] - lse.astype(np.float64))
     delta = np.moveaxis((dout.astype(np.float64) * out.astype(np.float64)).sum(-1), 2, 1)
     yield bench.outcome("sinks, dsinks", got[3], -(share * delta).sum((0, 2)), BACKWARD["bf16"])

@@ -141,11 +141,14 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         "v has head size 136, above 128, the most of gradients in precision 'mxfp8'",
         right(v=ones(2, 7, 2, 136), out=ones(2, 5, 4, 136), dout=ones(2, 5, 4, 136), precision="mxfp8"),
     ),
-    "features of float32": (
+    "dsinks of float32": (
         pysm120.UnsupportedError,
-        "q.dtype = F32 .* with a mask, .* softcap",
+        "q.dtype = F32 .* with dmask or dsinks",
         right(
-            **{name: ones(2, *shape, 64, dtype="f4") for name, shape in FLOAT32.items()}, precision="mxfp8", softcap=3.0
+            **{name: ones(2, *shape, 64, dtype="f4") for name, shape in FLOAT32.items()},
+            precision="mxfp8",
+            sinks=ones(4, dtype="f4"),
+            return_dsinks=True,
         ),
     ),
     "precision of another dtype": (TypeError, "q, k and v have dtype bfloat16, but", right(precision="f16")),
