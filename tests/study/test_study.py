@@ -183,7 +183,8 @@ def test_a_sample_stands_for_the_whole(device: pysm120.Device, rng: np.random.Ge
     q, k, v = rng.standard_normal((2, 300, 6, 32)), *rng.standard_normal((2, 2, 5000, 3, 32))
     found = pysm120.recommend(q, k, v, max_error=0.5, causal=causal, candidates=["mxfp8"], device=device)
     whole = errors_of(q[:1, :, :2], k[:1, :, :1], v[:1, :, :1], "mxfp8", causal=causal, device=device)
-    assert found.tried[0].error == pytest.approx(whole.kernel.o, rel=0.15)
+    # Six standard deviations: all rows of a head share the errors of its keys.
+    assert found.tried[0].error == pytest.approx(whole.kernel.o, rel=0.35)
 
 
 def test_head_sizes_leave_precisions_out(device: pysm120.Device, rng: np.random.Generator) -> None:
