@@ -413,8 +413,7 @@ def test_wrong_calls_are_named(device_name: str, small: dict[str, Array]) -> Non
 
 WIDTH, HEADS, WORDS, ROWS = 64, 4, 50, 24
 # The error of the last hidden states, relative to the reference in float32.
-# Six standard deviations above the mean of models with random weights.
-MODEL_ERROR = {"f16": 3e-4, "bf16": 2.3e-3, "mxfp8_f16": 2.5e-2, "mxfp8": 3.4e-2, "nvfp4": 0.13}
+MODEL_ERROR = {"f16": 3e-4, "bf16": 2e-3, "mxfp8_f16": 2.5e-2, "mxfp8": 3e-2, "nvfp4": 0.11}
 
 
 class Graph:
@@ -504,20 +503,22 @@ def counted() -> Iterator[list[str]]:
 @pytest.mark.parametrize("precision", MODEL_ERROR)
 @pytest.mark.parametrize("causal", [True, False], ids=["GPT", "BERT"])
 def test_whole_models(device_name: str, rng: np.random.Generator, precision: str, *, causal: bool) -> None:
-    """Both Attention nodes are ours, all else is the reference."""
-    model = Graph(rng, causal=causal).model()
-    given = inputs_of(rng, causal=causal)
-    reference: Any = ReferenceEvaluator(model)
-    (best,) = reference.run(None, given)
-    prepared: Any = backend.prepare(model, device_name.upper(), precision=precision)
-    with counted() as calls:
-        found = prepared.run(given)
-    assert calls == [precision] * 2
-    assert found.hidden.dtype == np.float32
-    error = relative_error(found["hidden"], best)
-    assert 0.25 * MODEL_ERROR[precision] < error <= MODEL_ERROR[precision]
-    assert np.array_equal(prepared.run(list(given.values()))[0], found[0])
-    assert np.array_equal(backend.run_model(model, given, device_name, precision=precision)[0], found[0])
+    """Both Attention nodes are ours, all else is the reference; the error is the mean of models with random weights."""
+    errors = []
+    for _ in range(4):
+        model = Graph(rng, causal=causal).model()
+        given = inputs_of(rng, causal=causal)
+        reference: Any = ReferenceEvaluator(model)
+        (best,) = reference.run(None, given)
+        prepared: Any = backend.prepare(model, device_name.upper(), precision=precision)
+        with counted() as calls:
+            found = prepared.run(given)
+        assert calls == [precision] * 2
+        assert found.hidden.dtype == np.float32
+        errors.append(relative_error(found["hidden"], best))
+        assert np.array_equal(prepared.run(list(given.values()))[0], found[0])
+        assert np.array_equal(backend.run_model(model, given, device_name, precision=precision)[0], found[0])
+    assert 0.25 * MODEL_ERROR[precision] < np.mean(errors) <= MODEL_ERROR[precision]
 
 
 def test_attention_in_functions_and_subgraphs(device_name: str, rng: np.random.Generator) -> None:

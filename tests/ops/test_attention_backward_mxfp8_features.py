@@ -1,5 +1,6 @@
 """The features of attention_backward in MXFP8 against the model of its kernels, between guard bands."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -26,14 +27,11 @@ def fits(case: Case) -> bool:
     return max(case.head_dim, case.v_head_dim or 0) <= WIDEST
 
 
-def judge_model(mine: Gradients, x: Inputs, o: Array, lse: Array, dlse: Array | float, out: str) -> None:
-    """Compare with the model of the kernels."""
-    agree(mine, x, lse, delta_of_rounded(x, o, dlse), out)
-
-
-def judge_ordered(mine: Gradients, x: Inputs, o: Array, lse: Array, dlse: Array | float, out: str) -> None:
-    """Compare with the model of the kernels that add in order."""
-    agree(mine, x, lse, delta_of_rounded(x, o, dlse), out, is_ordered=True)
+def judge_model(
+    mine: Gradients, x: Inputs, o: Array, lse: Array, dlse: Array | float, out: str, *, is_ordered: bool = False
+) -> None:
+    """Compare with the model of the kernels; `is_ordered`: of those that add in order."""
+    agree(mine, x, lse, delta_of_rounded(x, o, dlse), out, is_ordered=is_ordered)
 
 
 @pytest.mark.sampled(3, each=("kind",))
@@ -89,7 +87,7 @@ def test_every_order_of_ctas(rng: np.random.Generator, case: Case) -> None:
                 found.append(run(ordered, backward, deterministic=deterministic, **MXFP8))
             finally:
                 ordered.close()
-        judge_all(backward, found[0], judged=judge_ordered if deterministic else judge_model)
+        judge_all(backward, found[0], judged=functools.partial(judge_model, is_ordered=deterministic))
         for mine, other in list(zip(found[0].gradients, found[1].gradients, strict=True))[not deterministic :]:
             np.testing.assert_array_equal(mine, other)
 

@@ -82,7 +82,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, precision: str, case: C
     # The error of the format is that of the model; its figure for normal inputs has a test of its own.
     of_model = relative_error(model_o, exact_o)
     assert relative_error(got[0], exact_o) <= 1.02 * of_model + 1e-3 + STEP[case.o_dtype]
-    assert of_model <= (0.5 if case.factor < 0.5 else 0.8)  # large scores: single keys decide
+    assert of_model <= 0.5
 
 
 HEAD_SIZES = [Case(1, 2, 1, 40, 70, d, "bottom-right") for d in range(8, 129, 8)]
@@ -93,6 +93,7 @@ MEANS = [
     Case(1, 5, 1, 513, 33, 64, "bottom-right"),
 ]  # above 16 of a head of k
 SCALES = [Case(1, 1, 1, 64, 128, 64, "bottom-right", "float32", "float32", s) for s in (0.0, -0.125, 1.0, 1e-30, 2.0)]
+MANY = [case._replace(batch=8) for case in SCALES[:3]]  # with large scores, single keys decide the error of a row
 
 
 @BOTH
@@ -113,7 +114,7 @@ def test_random_problems(opened: OpenDevice, rng: np.random.Generator, trial: in
 
 
 @BOTH
-@pytest.mark.parametrize("case", EDGES[::5] + CAUSALS[::3] + GROUPS + TYPES[::2] + SCALES[:3], ids=name)
+@pytest.mark.parametrize("case", EDGES[::5] + CAUSALS[::3] + GROUPS + TYPES[::2] + MANY, ids=name)
 def test_without_smoothing(opened: OpenDevice, rng: np.random.Generator, case: Case, precision: str) -> None:
     """q and k are rounded as they are."""
     verify(opened, rng, precision, case, smooth=False)

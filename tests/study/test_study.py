@@ -181,10 +181,21 @@ def test_the_timed_call_is_attention(
 def test_a_sample_stands_for_the_whole(device: pysm120.Device, rng: np.random.Generator, *, causal: bool) -> None:
     """Rows, heads and keys beyond the sample's size; grouped heads; the errors are those of all rows."""
     q, k, v = rng.standard_normal((2, 300, 6, 32)), *rng.standard_normal((2, 2, 5000, 3, 32))
-    found = pysm120.recommend(q, k, v, max_error=0.5, causal=causal, candidates=["mxfp8"], device=device)
-    whole = errors_of(q[:1, :, :2], k[:1, :, :1], v[:1, :, :1], "mxfp8", causal=causal, device=device)
-    # Six standard deviations: all rows of a head share the errors of its keys.
-    assert found.tried[0].error == pytest.approx(whole.kernel.o, rel=0.35)
+    options: dict[str, Any] = {"max_error": 0.5, "causal": causal, "candidates": ["mxfp8"], "device": device}
+    # Rows of a head share the errors of its keys: one sample varies by 6 %, so several are taken.
+    errors = [pysm120.recommend(q, k, v, seed=seed, **options).tried[0].error for seed in range(8)]
+    whole = [
+        errors_of(
+            q[b : b + 1, :, 2 * g : 2 * g + 2],
+            k[b : b + 1, :, g : g + 1],
+            v[b : b + 1, :, g : g + 1],
+            "mxfp8",
+            causal=causal,
+            device=device,
+        ).kernel.o
+        for b, g in ((0, 0), (0, 1), (1, 0), (1, 2))
+    ]
+    assert np.mean(errors) == pytest.approx(np.mean(whole), rel=0.15)
 
 
 def test_head_sizes_leave_precisions_out(device: pysm120.Device, rng: np.random.Generator) -> None:
