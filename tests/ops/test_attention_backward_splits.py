@@ -65,7 +65,7 @@ SPLIT = [
     Case(1, 5, 1, 270, 33, 20, None, "float16", "bfloat16"),
     Case(1, 4, 1, 200, 65, 256, "bottom-right"),
     Case(2, 8, 1, 150, 200, 192, "bottom-right", v_head_dim=64),
-    Case(1, 1, 1, 1500, 40, 64),
+    Case(1, 1, 1, 3000, 40, 64),
 ]
 # On three multiprocessors a wave of whole tiles comes first.
 TAILS = [

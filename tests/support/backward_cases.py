@@ -246,9 +246,10 @@ def described(case: Case, precision: str | None = None) -> Any:
     q, k = (case.heads, case.q_rows, case.head_dim), (case.kv_heads, case.kv_rows, case.head_dim)
     v, o = (case.kv_heads, case.kv_rows, case.width), (case.heads, case.q_rows, case.width)
     tensors = (args.q, args.k, args.v, args.dout, args.o, args.dq, args.dk, args.dv)
-    for struct, (heads, rows, head_dim) in zip(tensors, (q, k, v, o, o, q, k, v), strict=True):
+    dtypes = [case.dtype] * 5 + [case.out_dtype] * 3
+    for struct, (heads, rows, head_dim), dtype in zip(tensors, (q, k, v, o, o, q, k, v), dtypes, strict=True):
         pitch = padded(head_dim) if head_dim % 8 == 0 else head_dim
-        struct.address, struct.dtype = 1 << 20, CODES[case.dtype]
+        struct.address, struct.dtype = 1 << 20, CODES[dtype]
         struct.batch_stride, struct.head_stride, struct.row_stride = heads * rows * pitch, rows * pitch, pitch
     args.lse = 1 << 20
     return args

@@ -51,6 +51,9 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b);
 /* Choose first_split and splits. */
 void backward_split(const struct device *device, struct backward *b);
 
+/* Whether four neighbouring elements of a result, of 16 bits, can be stored at once. */
+bool backward_has_quads(const struct backward *b, int result);
+
 /* Choose whether the sums of dq live in a ring, and the group, after the splits. */
 void backward_choose_ring(const struct device *device, struct backward *b);
 

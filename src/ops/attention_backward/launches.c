@@ -89,9 +89,9 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
     };
 }
 
-/* Whether four neighbouring elements of a 16-bit result can be stored at once. */
-static bool has_quads(const struct tensor *x, const struct shape *shape) {
-    return x->dtype != SM120_F32 && shape->head_dim % 4 == 0 &&
+bool backward_has_quads(const struct backward *b, int result) {
+    const struct tensor *const x = &b->results[result];
+    return x->dtype != SM120_F32 && b->result_shape[result].head_dim % 4 == 0 &&
            ((x->address | (uint64_t)x->batch_stride | (uint64_t)x->head_stride | (uint64_t)x->row_stride) & 7) == 0;
 }
 
@@ -136,8 +136,7 @@ static struct gradients_call_parameters call_of(const struct backward *b, sm120_
         .dk_type = attention_type(dk->dtype),
         .dv_type = attention_type(dv->dtype),
         .accumulate = args->accumulate,
-        .quads = (has_quads(dk, &b->result_shape[DK]) ? 1 : 0) | (has_quads(dv, &b->result_shape[DV]) ? 2 : 0) |
-                 (has_quads(dq, &b->result_shape[DQ]) ? 4 : 0),
+        .quads = (backward_has_quads(b, DK) ? 1 : 0) | (backward_has_quads(b, DV) ? 2 : 0),
         .group = (uint32_t)b->group,
         .scale = args->scale,
         .scale_log2 = (float)((double)args->scale * LOG2_E),
@@ -243,7 +242,7 @@ static struct attention_backward_dq_parameters dq_of(const struct backward *b, s
         .head_dim = (uint32_t)b->call.q_shape.head_dim,
         .dq_type = attention_type(dq->dtype),
         .accumulate = b->args->accumulate,
-        .quads = has_quads(dq, &b->result_shape[DQ]),
+        .quads = backward_has_quads(b, DQ),
         .scale = b->args->scale,
     };
 }

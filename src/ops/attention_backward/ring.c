@@ -28,8 +28,10 @@ static bool lay_out(struct backward *b, int64_t group, int64_t held) {
     const int64_t heads = args->heads / args->kv_heads, tiles = group * b->kv_tiles,
                   of_group = group * heads * b->q_tiles;
     const int64_t groups = (args->batch * args->kv_heads + group - 1) / group, full = b->first_split / tiles;
-    /* In the time of a CTA, as many others begin as the device holds. */
-    const int64_t reach = 1 + (held + tiles - 1) / tiles;
+    /* In the time of a CTA, as many others begin as the device holds; in that of the longest walk of a causal call,
+     * twice as many. */
+    const int64_t others = attention_reach(&b->forward).has_right ? 2 * held : held;
+    const int64_t reach = 1 + (others + tiles - 1) / tiles;
     b->group = group;
     b->ring.group_tiles = tiles;
     b->ring.full_groups = full;
@@ -43,7 +45,8 @@ void backward_choose_ring(const struct device *device, struct backward *b) {
     const struct kernel_record *const main = kernel_records + b->main;
     const int64_t held = resident_ctas(device, main, main->shared) * device->info.multiprocessors;
     const int64_t whole = whole_group(b), late = late_tiles(b, whole, held);
-    const bool can_ring = b->call.is_uniform && b->args->cu_seqlens_q == 0 && b->args->deterministic == 0;
+    const bool can_ring = b->call.is_uniform && b->args->cu_seqlens_q == 0 && b->args->deterministic == 0 &&
+                          backward_has_quads(b, DQ);
     int64_t best = 0, most = 0;
     for (int64_t group = whole; group > 0 && can_ring; group /= 2) {
         const bool fits = lay_out(b, group, held);
