@@ -32,7 +32,19 @@ from pysm120.runtime.arrays import Array
 
 PREDICTED = Path(__file__).resolve().parent.parent / "results" / "unseen_h100.json"
 DRAWN = 1 << 20  # bytes or numbers; larger buffers repeat them
-NCU = ["--clock-control", "none", "--cache-control", "none", "--kernel-name-base", "mangled", "--csv", "--page", "raw"]
+NCU = [
+    "--print-kernel-base",
+    "mangled",
+    "--clock-control",
+    "none",
+    "--cache-control",
+    "none",
+    "--kernel-name-base",
+    "mangled",
+    "--csv",
+    "--page",
+    "raw",
+]
 
 
 def code_of(image: bytes, entry: str) -> str:
@@ -120,48 +132,46 @@ def arguments(row: dict[str, Any], addresses: list[int]) -> list[Any]:
     return found
 
 
-def launch_all(document: dict[str, Any], folder: Path) -> None:
-    """Launch every row a few times; ncu runs this."""
-    for row in document["launches"]:
-        with pysm120.Device("cuda") as device:
-            kernel = device.load((folder / f"{row['file']}.cubin").read_bytes())[row["entry"]]
-            buffers = [buffer(device, *one) for one in row["buffers"]]
-            given = arguments(row, [int(one.address) for one in buffers])
-            for _ in range(measure.LAUNCHES):
-                kernel(tuple(row["grid"]), tuple(row["block"]), *given, shared=row["shared_bytes"])
-            device.synchronize()
-
-
-def with_errors(document: dict[str, Any], clocks: list[float]) -> dict[str, Any]:
-    """Return the list with measured clocks and the errors of the predictions."""
-    pairs = zip(document["launches"], clocks, strict=True)
-    rows = [{**row, "measured": each, "error": round(row["predicted"] / each - 1, 4)} for row, each in pairs]
-    return {**document, "launches": rows}
+def launch(row: dict[str, Any], folder: Path) -> None:
+    """Launch a row a few times; ncu runs this."""
+    with pysm120.Device("cuda") as device:
+        kernel = device.load((folder / f"{row['file']}.cubin").read_bytes())[row["entry"]]
+        buffers = [buffer(device, *one) for one in row["buffers"]]
+        given = arguments(row, [int(one.address) for one in buffers])
+        for _ in range(measure.LAUNCHES):
+            kernel(tuple(row["grid"]), tuple(row["block"]), *given, shared=row["shared_bytes"])
+        device.synchronize()
 
 
 def show(document: dict[str, Any]) -> None:
     """Print predictions beside measurements."""
-    errors = [abs(row["error"]) for row in document["launches"]]
+    errors = [abs(row["error"]) for row in document["launches"] if "error" in row]
     for row in document["launches"]:
-        print(f"{row['name']:50s} {row['predicted']:12,} {row['measured']:12,.0f} {row['error']:+8.1%}")
-    print(f"{len(errors)} launches: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
+        found = f"{row['measured']:12,.0f} {row['error']:+8.1%}" if "error" in row else f"failed: {row['failure']}"
+        print(f"{row['name']:50s} {row['predicted']:12,} {found}")
+    if errors:
+        print(f"{len(errors)} launches: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
 
 
-def measured(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Measure every launch with ncu."""
-    if shutil.which("ncu") is None:
-        sys.exit("ncu is not in PATH: it comes with the CUDA toolkit")
-    command = ["ncu", *NCU, "--metrics", "sm__cycles_elapsed.max", sys.executable, __file__, "launch", str(folder)]
+def measured(row: dict[str, Any], number: int, folder: Path) -> dict[str, Any]:
+    """Measure a launch with ncu, in a process of its own, since a fault would take the others with it."""
+    words = [sys.executable, __file__, "launch", str(folder), str(number)]
+    command = ["ncu", *NCU, "--metrics", "sm__cycles_elapsed.max", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    entries = [row["entry"] for row in document["launches"]]
-    return with_errors(document, measure.read_cycles(done.stdout + done.stderr, entries))
+    try:
+        (clocks,) = measure.read_cycles(done.stdout + done.stderr, [row["entry"]])
+    except pysm120.Error as error:
+        lines = (done.stdout + done.stderr).splitlines()
+        said = next((line for line in reversed(lines) if line.startswith("pysm120.")), str(error))
+        return {**row, "failure": said}
+    return {**row, "measured": clocks, "error": round(row["predicted"] / clocks - 1, 4)}
 
 
 def main() -> None:
     """Run a command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("build", "measure", "launch"))
-    parser.add_argument("paths", nargs="+", type=Path, help="build: SOURCES FOLDER; else FOLDER [OUT.json]")
+    parser.add_argument("paths", nargs="+", type=Path, help="build: SOURCES FOLDER; measure: FOLDER [OUT.json]")
     given = parser.parse_args()
     document = json.loads(PREDICTED.read_text(encoding="utf-8"))
     if given.command == "build":
@@ -170,11 +180,14 @@ def main() -> None:
         sys.exit(bool(wrong))
     folder, *out = given.paths
     if given.command == "launch":
-        launch_all(document, folder)
+        launch(document["launches"][int(str(out[0]))], folder)
         return
+    if shutil.which("ncu") is None:
+        sys.exit("ncu is not in PATH: it comes with the CUDA toolkit")
     for sentence in changed(document, folder):
         print(sentence)
-    found = measured(document, folder)
+    rows = [measured(row, number, folder) for number, row in enumerate(document["launches"])]
+    found = {**document, "launches": rows}
     show(found)
     if out:
         out[0].write_text(measure.text_of(found), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import statistics
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 
 from pysm120.machine_code import sass
-from pysm120.model import measure
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGE_PART = "## What did the model predict before anybody measured it?"
 LIST = ROOT / "results" / "unseen_h100.json"
 PTX = """.version 8.0
 .target sm_90
@@ -57,9 +58,25 @@ def test_the_list_is_whole(document: dict[str, Any]) -> None:
 def test_no_launch_was_shown_before(document: dict[str, Any]) -> None:
     """The 30 launches that shaped the model are no test of it."""
     validation = (ROOT / "docs" / "explanation" / "model-validation.md").read_text()
-    part = validation.split("## Which launches had the model never seen?")[1].split("## The public record")[0]
+    part = validation.split("## Which launches had the model never seen?")[1].split(PAGE_PART)[0]
     shown = {line.split("|")[1].strip() for line in part.splitlines() if line.startswith("|")}
     assert not shown & {row["name"] for row in document["launches"]}
+
+
+def test_the_page_has_what_was_measured(document: dict[str, Any]) -> None:
+    page = (ROOT / "docs" / "explanation" / "model-validation.md").read_text()
+    part = " ".join(page.split(PAGE_PART)[1].split("## The public record")[0].split())
+    measured = [row for row in document["launches"] if "error" in row]
+    for row in measured:
+        assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1, abs=1e-4)
+        figures = f"| {row['name']} | {row['predicted']:,} | {row['measured']:,} | {100 * row['error']:+.1f} % |"
+        assert figures in part
+    errors = sorted(abs(row["error"]) for row in measured)
+    median, largest, within = statistics.median(errors), errors[-1], sum(error < 0.12 for error in errors)
+    said = (
+        f"Of {len(errors)} launches the median error is {median:.1%} and the largest {largest:.1%}; {within} are within"
+    )
+    assert said.replace("%", " %") in part
 
 
 def test_arguments_hold_addresses(unseen: ModuleType) -> None:
@@ -84,17 +101,30 @@ def test_other_code_is_named(unseen: ModuleType, tmp_path: Path) -> None:
     assert sentence.endswith(f", but {code} was predicted")
 
 
-def test_errors_of_what_was_measured(unseen: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    head = '"ID","Kernel Name","sm__cycles_elapsed.max"\n"","",""\n'
-    text = head + "".join(f'"{i}","{name}(int)","{clocks}"\n' for i, (name, clocks) in enumerate(
-        [("_Z1a", "1,000"), ("_Z1a", "1,010"), ("_Z1a", "900"), ("_Z1b", "400"), ("_Z1b", "500"), ("_Z1b", "500")]
-    ))  # fmt: skip
-    clocks = measure.read_cycles(text, ["_Z1a", "_Z1b"])
-    rows = [{"name": "a", "predicted": 1100}, {"name": "b", "predicted": 400}]
-    found = unseen.with_errors({"launches": rows}, clocks)
-    assert [row["error"] for row in found["launches"]] == [0.1, -0.2]
-    unseen.show(found)
-    assert "2 launches: median error 15.0%, largest 20.0%" in capsys.readouterr().out
+def test_errors_of_what_was_measured(
+    unseen: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An ncu that answers for two launches, and whose third ends with an error of ours."""
+    table = '"ID","Kernel Name","sm__cycles_elapsed.max"\n"","",""\n'
+    answers = [
+        table + "".join(f'"{i}","_Z1a(int)","{clocks}"\n' for i, clocks in enumerate(("1,000", "1,010", "900"))),
+        table + "".join(f'"{i}","_Z1b(int)","{clocks}"\n' for i, clocks in enumerate((400, 500, 500))),
+        f'{table}"0","_Z1c(int)","7"\nTraceback\npysm120.runtime.errors.FaultError: an illegal instruction\n==end\n',
+    ]
+    for n, answer in enumerate(answers):
+        (tmp_path / str(n)).write_text(answer)
+    ncu = tmp_path / "ncu"
+    ncu.write_text(f'#!/bin/sh\nfor last; do :; done\ncat "{tmp_path}/$last"\n')
+    ncu.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    rows = [{"name": f"_Z1{x}", "entry": f"_Z1{x}", "predicted": p} for x, p in (("a", 1100), ("b", 400), ("c", 1))]
+    found = [unseen.measured(row, n, tmp_path) for n, row in enumerate(rows)]
+    assert [row.get("error") for row in found] == [0.1, -0.2, None]
+    assert found[2]["failure"] == "pysm120.runtime.errors.FaultError: an illegal instruction"
+    unseen.show({"launches": found})
+    printed = capsys.readouterr().out
+    assert "2 launches: median error 15.0%, largest 20.0%" in printed
+    assert "failed: pysm120.runtime.errors.FaultError" in printed
 
 
 def test_a_missing_checkout_is_named(unseen: ModuleType, tmp_path: Path) -> None:

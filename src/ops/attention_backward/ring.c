@@ -45,8 +45,8 @@ void backward_choose_ring(const struct device *device, struct backward *b) {
     const struct kernel_record *const main = kernel_records + b->main;
     const int64_t held = resident_ctas(device, main, main->shared) * device->info.multiprocessors;
     const int64_t whole = whole_group(b), late = late_tiles(b, whole, held);
-    const bool can_ring = b->call.is_uniform && b->args->cu_seqlens_q == 0 && b->args->deterministic == 0 &&
-                          backward_has_quads(b, DQ);
+    const bool can_ring =
+        b->call.is_uniform && b->args->cu_seqlens_q == 0 && b->args->deterministic == 0 && backward_has_quads(b, DQ);
     int64_t best = 0, most = 0;
     for (int64_t group = whole; group > 0 && can_ring; group /= 2) {
         const bool fits = lay_out(b, group, held);
