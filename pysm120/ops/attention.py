@@ -255,8 +255,11 @@ def attention(
         "mask": mask_in_float32(mask) if isinstance(mask, np.ndarray) and mask.dtype == np.float64 else mask,
     }
     options = Options(
-        causal, causal_align, window, softcap, scale, precision, config, smoothing=smoothing, num_splits=num_splits
-    )._replace(**tiles)
+        *(causal, causal_align, window, softcap, scale, precision, config),
+        smoothing=smoothing,
+        num_splits=num_splits,
+        **tiles,
+    )
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
     inputs |= scales(operands["q"], operands["k"], given, layout)
     results = {
@@ -351,8 +354,10 @@ def attention_varlen(
         "diagonals": diagonals,
     }
     options = Options(
-        causal, causal_align, window, softcap, scale, precision, config, max_seqlen_q, max_seqlen_k, smoothing
-    )._replace(**tiles)
+        *(causal, causal_align, window, softcap, scale, precision, config),
+        *(max_seqlen_q, max_seqlen_k, smoothing),
+        **tiles,
+    )
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
     inputs |= scales(operands["q"], operands["k"], given, "BSHD")
     results = {
