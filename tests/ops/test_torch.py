@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing as dynamo_testing
 from graph_cases import CASES, arrays, gradients
 
 import pysm120
@@ -139,7 +140,7 @@ def test_gradients_are_slopes(device_name: str, place: str, rng: np.random.Gener
 def test_a_graph_for_every_length(device_name: str, place: str, rng: np.random.Generator) -> None:
     """With dynamic shapes PyTorch compiles for the first length alone, and results are those of every length."""
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = dynamo_testing.CompileCounterWithBackend("aot_eager")
     attend = torch.compile(sm120.attention, fullgraph=True, backend=counter, dynamic=True)
     frames = []
     for rows in (5, 7, 12):
