@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chip
 import ml_dtypes
 import numpy as np
 
@@ -32,19 +33,8 @@ from pysm120.runtime.arrays import Array
 
 PREDICTED = Path(__file__).resolve().parent.parent / "results" / "unseen_h100.json"
 DRAWN = 1 << 20  # bytes or numbers; larger buffers repeat them
-NCU = [
-    "--print-kernel-base",
-    "mangled",
-    "--clock-control",
-    "none",
-    "--cache-control",
-    "none",
-    "--kernel-name-base",
-    "mangled",
-    "--csv",
-    "--page",
-    "raw",
-]
+NAMES = ("--print-kernel-base", "mangled")  # as entries have them
+FOUND = ("measured", "error", "failure")  # what a measurement adds to a prediction
 
 
 def code_of(image: bytes, entry: str) -> str:
@@ -156,8 +146,9 @@ def show(document: dict[str, Any]) -> None:
 def measured(row: dict[str, Any], number: int, folder: Path) -> dict[str, Any]:
     """Measure a launch with ncu, in a process of its own, since a fault would take the others with it."""
     words = [sys.executable, __file__, "launch", str(folder), str(number)]
-    command = ["ncu", *NCU, "--metrics", "sm__cycles_elapsed.max", *words]
+    command = ["ncu", *measure.NCU, *NAMES, "--metrics", "sm__cycles_elapsed.max", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    row = {name: value for name, value in row.items() if name not in FOUND}
     try:
         (clocks,) = measure.read_cycles(done.stdout + done.stderr, [row["entry"]])
     except pysm120.Error as error:
@@ -187,7 +178,8 @@ def main() -> None:
     for sentence in changed(document, folder):
         print(sentence)
     rows = [measured(row, number, folder) for number, row in enumerate(document["launches"])]
-    found = {**document, "launches": rows}
+    with pysm120.Device("cuda") as device:
+        found = {**document, "measured_on": chip.title(device, "ncu, the median of three launches"), "launches": rows}
     show(found)
     if out:
         out[0].write_text(measure.text_of(found), encoding="utf-8")

@@ -83,7 +83,7 @@ _RECORD = (
     *("q_rows", "kv_rows", "group_heads", "group_rows", "q_warp_rows", "key_groups"),
 )
 _CYCLES = "sm__cycles_elapsed.max"
-_NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
+NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
 
 
 def _builtin(entry: str) -> Builtin:
@@ -127,7 +127,7 @@ def clocks_of(entries: list[str], listed: str = "") -> list[float]:
     """Return the clocks of each case, or of each launch of a list, by Nsight Compute."""
     names = "|".join(dict.fromkeys(entries))
     program = "import sys; from pysm120.model import measure; measure.launch_all(*sys.argv[1:])"
-    command = ["ncu", *_NCU, "-k", f"regex:^({names})$", "--metrics", _CYCLES, sys.executable, "-c", program]
+    command = ["ncu", *NCU, "-k", f"regex:^({names})$", "--metrics", _CYCLES, sys.executable, "-c", program]
     command += [listed] if listed else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
     return read_cycles(done.stdout + done.stderr, entries)
