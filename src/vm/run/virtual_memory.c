@@ -1,0 +1,175 @@
+/* Memory and copies of the virtual SM120. */
+#include "vm/run/virtual.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "platform/thread.h"
+#include "vm/defined/defined.h"
+#include "vm/machine/fault.h"
+#include "vm/machine/memory.h"
+#include "vm/machine/options.h"
+#include "vm/machine/shade.h"
+#include "vm/run/streams.h"
+
+CUresult virtual_cuMemAlloc(CUdeviceptr *address, size_t bytes) {
+    if (address == NULL) {
+        return virtual_null_argument("address");
+    }
+    return virtual_current() != NULL
+               ? memory_alloc(virtual_current(), bytes,
+                              options_checks() == CHECKS_FULL ? ALLOCATION_SHADED : ALLOCATION_PLAIN, address)
+               : virtual_no_context();
+}
+
+CUresult virtual_cuMemFree(CUdeviceptr address) {
+    if (virtual_current() == NULL) {
+        return virtual_no_context();
+    }
+    return address != 0 ? memory_free(virtual_current(), address, ALLOCATION_PLAIN) : CUDA_SUCCESS;
+}
+
+CUresult virtual_cuMemHostAlloc(void **host, size_t bytes, unsigned flags) {
+    uint64_t address = 0;
+    if (host == NULL) {
+        return virtual_null_argument("host");
+    }
+    if (flags > 7) {
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "flags is %u, which is not supported", flags);
+    }
+    const CUresult r = virtual_current() != NULL ? memory_alloc(virtual_current(), bytes, ALLOCATION_PINNED, &address)
+                                                 : virtual_no_context();
+    if (r == CUDA_SUCCESS) {
+        *host = (void *)(uintptr_t)address;
+    }
+    return r;
+}
+
+static void read_begin(void) {
+    rwlock_lock_read(&virtual_current()->memory_lock);
+}
+
+static CUresult read_end(CUresult result) {
+    atomic_fetch_add(&virtual_current()->host_calls, 1);
+    rwlock_unlock_read(&virtual_current()->memory_lock);
+    return result;
+}
+
+/* Begin a copy, in its stream's order. */
+static CUresult copy_begin(CUstream stream, struct work *work) {
+    const CUresult r = work_begin(virtual_current(), stream, work);
+    if (r == CUDA_SUCCESS) {
+        read_begin();
+    }
+    return r;
+}
+
+static CUresult copy_end(struct work *work, CUresult result) {
+    return work_end(work, read_end(result));
+}
+
+CUresult virtual_cuMemHostGetDevicePointer(CUdeviceptr *address, void *host, unsigned flags) {
+    if (address == NULL || host == NULL || flags != 0) {
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "address or host is NULL, or flags is not 0");
+    }
+    if (virtual_current() == NULL) {
+        return virtual_no_context();
+    }
+    read_begin();
+    const CUresult r = memory_check_range(virtual_current(), (uint64_t)(uintptr_t)host, 1, "host");
+    if (r == CUDA_SUCCESS) {
+        *address = (uint64_t)(uintptr_t)host;
+    }
+    return read_end(r);
+}
+
+CUresult virtual_cuMemFreeHost(void *host) {
+    if (virtual_current() == NULL) {
+        return virtual_no_context();
+    }
+    return host != NULL ? memory_free(virtual_current(), (uint64_t)(uintptr_t)host, ALLOCATION_PINNED) : CUDA_SUCCESS;
+}
+
+/* Copies hold the lock until they are done, so that no other thread frees the memory. */
+CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+    struct work work;
+    if (virtual_current() == NULL || bytes == 0) {
+        return virtual_current() != NULL ? stream_check(virtual_current(), stream) : virtual_no_context();
+    }
+    if (from == NULL) {
+        return virtual_null_argument("from");
+    }
+    CUresult r = copy_begin(stream, &work);
+    if (r != CUDA_SUCCESS) {
+        return r;
+    }
+    r = memory_check_range(virtual_current(), to, bytes, "to");
+    if (r == CUDA_SUCCESS) {
+        memmove((void *)(uintptr_t)to, from, bytes);
+    }
+    if (r == CUDA_SUCCESS) {
+        shade_written(virtual_current(), to, bytes);
+    }
+    return copy_end(&work, r);
+}
+
+CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    struct work work;
+    if (virtual_current() == NULL || bytes == 0) {
+        return virtual_current() != NULL ? stream_check(virtual_current(), stream) : virtual_no_context();
+    }
+    if (to == NULL) {
+        return virtual_null_argument("to");
+    }
+    CUresult r = copy_begin(stream, &work);
+    if (r != CUDA_SUCCESS) {
+        return r;
+    }
+    r = memory_check_range(virtual_current(), from, bytes, "from");
+    r = r != CUDA_SUCCESS ? r : shade_read(virtual_current(), from, bytes);
+    if (r == CUDA_SUCCESS) {
+        memmove(to, (const void *)(uintptr_t)from, bytes);
+    }
+    return copy_end(&work, r);
+}
+
+CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    struct work work;
+    if (virtual_current() == NULL || bytes == 0) {
+        return virtual_current() != NULL ? stream_check(virtual_current(), stream) : virtual_no_context();
+    }
+    CUresult r = copy_begin(stream, &work);
+    if (r != CUDA_SUCCESS) {
+        return r;
+    }
+    r = memory_check_range(virtual_current(), to, bytes, "to");
+    r = r != CUDA_SUCCESS ? r : memory_check_range(virtual_current(), from, bytes, "from");
+    if (r == CUDA_SUCCESS) {
+        memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    }
+    if (r == CUDA_SUCCESS) {
+        shade_copied(virtual_current(), to, from, bytes);
+    }
+    return copy_end(&work, r);
+}
+
+CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+    struct work work;
+    if (virtual_current() == NULL || bytes == 0) {
+        return virtual_current() != NULL ? stream_check(virtual_current(), stream) : virtual_no_context();
+    }
+    CUresult r = copy_begin(stream, &work);
+    if (r != CUDA_SUCCESS) {
+        return r;
+    }
+    r = memory_check_range(virtual_current(), to, bytes, "to");
+    if (r == CUDA_SUCCESS) {
+        memset((void *)(uintptr_t)to, value, bytes);
+    }
+    if (r == CUDA_SUCCESS) {
+        shade_written(virtual_current(), to, bytes);
+    }
+    return copy_end(&work, r);
+}
