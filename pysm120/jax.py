@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.ops.attention_call import LAYOUTS
+from pysm120.ops.attention_call import LAYOUTS, Rules
 from pysm120.ops.options import flag, one_of
 from pysm120.ops.plan import Form
-from pysm120.ops.traced import ARRAYS, Rules, Traced, attend, differentiate, differentiated, shape_of_scores
+from pysm120.ops.traced import ARRAYS, Traced, attend, differentiate, differentiated, shape_of_scores
 from pysm120.runtime.context import Resource
 from pysm120.runtime.device import Device, as_device
 from pysm120.runtime.ffi import cast, companion, ffi, lib

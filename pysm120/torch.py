@@ -15,9 +15,10 @@ import numpy as np
 
 from pysm120.ops import attention as forward
 from pysm120.ops import attention_backward as backward
+from pysm120.ops.attention_call import Rules
 from pysm120.ops.options import ends, flag
 from pysm120.ops.plan import Form
-from pysm120.ops.traced import ARRAYS, GRADIENTS, Rules, Traced, attend, differentiate, shape_of_scores
+from pysm120.ops.traced import ARRAYS, GRADIENTS, Traced, attend, differentiate, shape_of_scores
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import shared_device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from pysm120.ops.attention_call import (
     LAYOUTS,
     Options,
+    Rules,
     mask_in_float32,
     operation_for,
     packed_for,
@@ -254,12 +255,8 @@ def attention(
         "diagonals": diagonals,
         "mask": mask_in_float32(mask) if isinstance(mask, np.ndarray) and mask.dtype == np.float64 else mask,
     }
-    options = Options(
-        *(causal, causal_align, window, softcap, scale, precision, config),
-        smoothing=smoothing,
-        num_splits=num_splits,
-        **tiles,
-    )
+    rules = Rules(causal, causal_align, window, softcap, scale, precision)
+    options = Options(rules, config, smoothing=smoothing, num_splits=num_splits, **tiles)
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
     inputs |= scales(operands["q"], operands["k"], given, layout)
     results = {
@@ -353,11 +350,8 @@ def attention_varlen(
         "alibi_slopes": alibi_slopes,
         "diagonals": diagonals,
     }
-    options = Options(
-        *(causal, causal_align, window, softcap, scale, precision, config),
-        *(max_seqlen_q, max_seqlen_k, smoothing),
-        **tiles,
-    )
+    rules = Rules(causal, causal_align, window, softcap, scale, precision)
+    options = Options(rules, config, max_seqlen_q, max_seqlen_k, smoothing, **tiles)
     given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale, "o_scale": o_scale, "amax": amax}
     inputs |= scales(operands["q"], operands["k"], given, "BSHD")
     results = {

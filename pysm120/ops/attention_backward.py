@@ -13,6 +13,7 @@ from pysm120.ops.attention_call import (
     SINKS,
     SLOPES,
     STARTS,
+    Rules,
     check_heads,
     check_lengths,
     check_starts,
@@ -35,12 +36,7 @@ from pysm120.runtime.errors import InvalidArgumentError
 class _Options(NamedTuple):
     """What a call asks for, as the user gave it."""
 
-    causal: Any
-    causal_align: Any
-    window: Any
-    softcap: Any
-    scale: Any
-    precision: Any
+    rules: Rules
     accumulate: Any
     deterministic: Any
     max_seqlen_q: Any = None
@@ -53,10 +49,10 @@ _MOST = {"mxfp8": 128}
 
 def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     """Write the options."""
-    args.precision = PRECISIONS[check_heads(given, options.precision, _MOST)][0]
+    args.precision = PRECISIONS[check_heads(given, options.rules.precision, _MOST)][0]
     args.accumulate = flag(options.accumulate, "accumulate")
     args.deterministic = flag(options.deterministic, "deterministic")
-    fill_scores(args, given, options)
+    fill_scores(args, given, options.rules)
 
 
 def _fill_packed(args: Any, given: Mapping[str, Any], options: _Options) -> None:
@@ -113,24 +109,25 @@ def operation(layout: str) -> Operation:
     return _LAYOUTS[one_of(layout, "layout", tuple(_LAYOUTS))]
 
 
-def options(rules: Mapping[str, Any], *, deterministic: bool) -> Any:
-    """Return the options of a call that accumulates nothing; `rules` are the arguments that `attention` has too."""
-    return _Options(**rules, accumulate=False, deterministic=deterministic)
+def options(rules: Rules, *, deterministic: bool) -> Any:
+    """Return the options of a call that accumulates nothing."""
+    return _Options(rules, accumulate=False, deterministic=deterministic)
 
 
 def _results(
     given: Mapping[str, Any], *, accumulate: Any, return_dsinks: Any, sinks: Any, return_dmask: Any = False
 ) -> dict[str, Any]:
     """Return the results that are wanted: given arrays, and new ones."""
-    if flag(accumulate, "accumulate"):
-        for name, x in given.items():
-            if x is None:
-                message = f"accumulate is True, but {name} is None: give the float32 array to add to"
-                raise InvalidArgumentError(message)
+    wanted, accumulates = dict(given), flag(accumulate, "accumulate")
+    for name, x in given.items():
+        if x is None and accumulates:
+            message = f"accumulate is True, but {name} is None: give the float32 array to add to"
+            raise InvalidArgumentError(message)
+        if x is None:
+            wanted[name] = NEW
     if flag(return_dsinks, "return_dsinks") and sinks is None:
         message = "return_dsinks is True, but sinks is None: give the sinks that attention got"
         raise InvalidArgumentError(message)
-    wanted = {name: NEW if x is None else x for name, x in given.items()}
     wanted["dsinks"] = NEW if return_dsinks else None
     wanted["dmask"] = NEW if return_dmask else None
     return wanted
@@ -280,7 +277,8 @@ def attention_backward(
         "mask": mask_in_float32(mask) if isinstance(mask, np.ndarray) and mask.dtype == np.float64 else mask,
         "sinks": sinks,
     }
-    asked = _Options(causal, causal_align, window, softcap, scale, precision, accumulate, deterministic)
+    rules = Rules(causal, causal_align, window, softcap, scale, precision)
+    asked = _Options(rules, accumulate, deterministic)
     wanted = _results(
         {"dq": dq, "dk": dk, "dv": dv},
         accumulate=accumulate,
@@ -376,18 +374,8 @@ def attention_varlen_backward(
         "diagonals": diagonals,
         "sinks": sinks,
     }
-    asked = _Options(
-        causal,
-        causal_align,
-        window,
-        softcap,
-        scale,
-        precision,
-        accumulate,
-        deterministic,
-        max_seqlen_q,
-        max_seqlen_k,
-    )
+    rules = Rules(causal, causal_align, window, softcap, scale, precision)
+    asked = _Options(rules, accumulate, deterministic, max_seqlen_q, max_seqlen_k)
     wanted = _results({"dq": dq, "dk": dk, "dv": dv}, accumulate=accumulate, return_dsinks=return_dsinks, sinks=sinks)
     made = _PACKED(inputs, wanted, asked, device=device, stream=stream, workspace=workspace)
     return tuple(x for x in made if x is not None)

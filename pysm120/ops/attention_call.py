@@ -42,15 +42,21 @@ _BLOCK = 32
 _FAR = 2**62  # beyond every row and key
 
 
-class Options(NamedTuple):
-    """The options of a call, as the user gave them."""
+class Rules(NamedTuple):
+    """What all calls of attention and of its gradient have in common beside arrays, as the user gave it."""
 
     causal: Any
     causal_align: Any
     window: Any
     softcap: Any
     scale: Any
-    precision: Any
+    precision: Any = None
+
+
+class Options(NamedTuple):
+    """The options of a call, as the user gave them."""
+
+    rules: Rules
     config: Any = None
     max_seqlen_q: Any = None
     max_seqlen_k: Any = None
@@ -66,12 +72,12 @@ class Options(NamedTuple):
 
 def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     """Write the options; return the C string of a config."""
-    precision = check_heads(given, options.precision)
+    precision = check_heads(given, options.rules.precision)
     _check_tiles(args, options, precision)
     args.precision = PRECISIONS[precision][0]
     args.num_splits = splits(options.num_splits)
     args.no_smoothing = not _is_smoothed(options.smoothing, precision)
-    fill_scores(args, given, options)
+    fill_scores(args, given, options.rules)
     if ("past_k" in given) != ("past_v" in given):
         message = f"{'past_v is None, but past_k' if 'past_k' in given else 'past_k is None, but past_v'} is given"
         raise InvalidArgumentError(message)
@@ -80,15 +86,15 @@ def _fill(args: Any, given: Mapping[str, Any], options: Options) -> Any:
     return config
 
 
-def fill_scores(args: Any, given: Mapping[str, Any], options: Any) -> None:
+def fill_scores(args: Any, given: Mapping[str, Any], rules: Rules) -> None:
     """Write the scale, which keys a row sees, and what changes the scores."""
-    align = one_of(options.causal_align, "causal_align", ("bottom-right", "top-left"))
-    args.causal = _ALIGN[flag(options.causal, "causal"), align]
-    args.scale = 1 / math.sqrt(args.head_dim) if options.scale is None else number(options.scale, "scale")
-    left, right = ends(options.window, "window")
+    align = one_of(rules.causal_align, "causal_align", ("bottom-right", "top-left"))
+    args.causal = _ALIGN[flag(rules.causal, "causal"), align]
+    args.scale = 1 / math.sqrt(args.head_dim) if rules.scale is None else number(rules.scale, "scale")
+    left, right = ends(rules.window, "window")
     args.window = (left is not None) * lib.SM120_WINDOW_LEFT + (right is not None) * lib.SM120_WINDOW_RIGHT
     args.window_left, args.window_right = min(left or 0, _FAR), min(right or 0, _FAR)
-    args.softcap = softcap = number(options.softcap, "softcap")
+    args.softcap = softcap = number(rules.softcap, "softcap")
     if softcap and not args.softcap:
         message = f"softcap is {softcap}, which is 0 in float32: give 0 to turn it off"
         raise InvalidArgumentError(message)
@@ -411,6 +417,8 @@ def split_tiles(given: Mapping[str, Any], *, packed: bool) -> tuple[dict[str, An
     """Return arrays by the names of their rows, and the options that describe those in tiles."""
     found = {name: x.data if isinstance(x, MXFP8Tiles) else x for name, x in given.items()}
     tiles = {name: x for name, x in given.items() if isinstance(x, MXFP8Tiles)}
+    if not tiles:
+        return found, {}
     sizes = []
     for name, x in tiles.items():
         if name != x.operand:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.ops.attention_call import fill_scores
+from pysm120.ops.attention_call import Rules, fill_scores
 from pysm120.ops.cache import Cache
 from pysm120.ops.call import AnyArray, Operation
 from pysm120.ops.options import flag, one_of, splits
@@ -25,19 +25,15 @@ _TREES_RANK = 3
 class _Options(NamedTuple):
     """The options of a call, as the user gave them."""
 
-    causal: Any
-    window: Any
-    softcap: Any
-    scale: Any
+    rules: Rules
     num_splits: Any
     v_swizzled: bool
     sizes: tuple[tuple[str, int, str], ...]
-    causal_align: str = "bottom-right"
 
 
 def _fill(args: Any, given: Mapping[str, Any], options: _Options) -> None:
     """Write the options."""
-    fill_scores(args, given, options)
+    fill_scores(args, given, options.rules)
     args.v_swizzled = options.v_swizzled
     if "tree_mask" in given and len(given["tree_mask"].shape) == _TREES_RANK:
         args.tree_mask_batch_stride = args.q_rows**2
@@ -307,10 +303,7 @@ def attention_with_kv_cache(
             place = "table"
             inputs["page_table"] = page_table
     options = _Options(
-        flag(causal, "causal"),
-        window,
-        softcap,
-        scale,
+        Rules(flag(causal, "causal"), "bottom-right", window, softcap, scale),
         num_splits,
         v_swizzled=flag(v_swizzled, "v_swizzled"),
         sizes=(("v_head_dim", v.head_dim, "v_cache"),),

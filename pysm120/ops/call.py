@@ -47,7 +47,7 @@ class Operation:
         ``fill(args, given, options)`` writes the options to the C struct and returns an object that must live as long
         as the struct. Default: `options` is a named tuple of members.
         If `options` has ``sizes``, tuples of a dimension, its size and the array that it comes from, rows may use these
-        dimensions before an array tells them.
+        dimensions before an array tells them. If it has ``rules``, these are a named tuple of more options.
     on_host : callable, optional
         ``on_host(given, options)`` checks the values of ndarrays and returns the options, completed from these values.
 

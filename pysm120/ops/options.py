@@ -9,6 +9,7 @@ import numpy as np
 
 from pysm120.runtime.errors import InvalidArgumentError
 
+_BOOLS = (bool, np.bool_)
 _NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 MOST = 2**63 - 1  # the largest number of the C structs
 PRECISIONS_16BIT = {"float16": "f16", "bfloat16": "bf16"}
@@ -25,7 +26,7 @@ def one_of(value: Any, name: str, choices: tuple[str, ...]) -> str:
 
 def flag(value: Any, name: str) -> bool:
     """Return True or False."""
-    if not isinstance(value, bool | np.bool_):
+    if not isinstance(value, _BOOLS):
         message = f"{name} is {value!r}, not True or False"
         raise TypeError(message)
     return bool(value)
@@ -34,7 +35,7 @@ def flag(value: Any, name: str) -> bool:
 def integer(value: Any, name: str) -> int:
     """Return an integer."""
     is_array = len(getattr(value, "shape", ())) > 0  # which has __index__ all the same
-    if is_array or isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+    if is_array or isinstance(value, _BOOLS) or not hasattr(value, "__index__"):
         message = f"{name} is {f'a {type(value).__name__}' if is_array else repr(value)}, not an integer"
         raise TypeError(message)
     return operator.index(value)
@@ -55,7 +56,7 @@ def number(value: Any, name: str) -> float:
     """Return a value as a float that is finite in float32."""
     if isinstance(value, np.generic) and value.dtype in _NARROW:
         value = float(value)  # the floats of ml_dtypes are not numbers.Real
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating):
+    if isinstance(value, _BOOLS) or not isinstance(value, numbers.Real | np.floating):
         message = f"{name} is {value!r}, not a real number"
         raise TypeError(message)
     try:

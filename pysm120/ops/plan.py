@@ -36,6 +36,8 @@ def result(out: Any, out_dtype: Any = None) -> Any:
     given = None if out_dtype is None else dtype_of(out_dtype, "out_dtype")
     if out is None:
         return NEW if given is None else New(given)
+    if given is None and isinstance(out, Array):
+        return out
     dtype = dtype_name(out, "out")
     if given is not None and given.name != dtype:
         message = f"out_dtype is {given}, but out has dtype {dtype}"
@@ -284,7 +286,7 @@ class Planner:
 def key(given: Sequence[Any], results: Sequence[Any], options: Any) -> tuple[Any, ...]:
     """Return the key of a plan: calls with equal keys differ only in addresses.
 
-    The key has the types of options, because True equals 1, but only one of the two may be right.
+    The key has the types of options and of their ``rules``: True equals 1, but only one of the two may be right.
     """
     arrays = [x if x is None else x.form for x in (*given, *results)]
-    return (options, *map(type, options), *arrays)
+    return (options, *map(type, options), *map(type, getattr(options, "rules", ())), *arrays)

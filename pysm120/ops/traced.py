@@ -6,24 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pysm120.ops import attention_backward as backward
-from pysm120.ops.attention_call import LAYOUTS, Options
+from pysm120.ops.attention_call import LAYOUTS, Options, Rules
 from pysm120.ops.call import Operation
 from pysm120.ops.options import one_of
 from pysm120.ops.plan import NEW, Form, Plan, result
 
 ARRAYS = ("q", "k", "v", "sinks", "alibi_slopes", "mask", "kv_lengths", "diagonals")  # of a call
 GRADIENTS = ("q", "k", "v", "sinks", "mask")  # arrays that have a gradient, in the order of the results
-
-
-class Rules(NamedTuple):
-    """What attention and its gradient have in common beside arrays."""
-
-    causal: Any
-    causal_align: Any
-    window: Any
-    softcap: Any
-    scale: Any
-    precision: Any
 
 
 class Traced(NamedTuple):
@@ -52,14 +41,13 @@ class Traced(NamedTuple):
 def attend(rules: Rules, layout: Any, out_dtype: Any) -> Traced:
     """Return the operation whose results are out and lse."""
     operation = LAYOUTS[one_of(layout, "layout", tuple(LAYOUTS))]
-    return Traced(operation, {"amax": None, "out": result(None, out_dtype), "lse": NEW}, Options(**rules._asdict()))
+    return Traced(operation, {"amax": None, "out": result(None, out_dtype), "lse": NEW}, Options(rules))
 
 
 def differentiate(rules: Rules, layout: str, wanted: Sequence[str], *, deterministic: bool) -> Traced:
     """Return the operation whose results are the gradients of q, k, v and of the others that are wanted."""
     results: dict[str, Any] = {f"d{x}": NEW if x in wanted else None for x in GRADIENTS}
-    options = backward.options(rules._asdict(), deterministic=deterministic)
-    return Traced(backward.operation(layout), results, options)
+    return Traced(backward.operation(layout), results, backward.options(rules, deterministic=deterministic))
 
 
 def shape_of_scores(given: Mapping[str, Any], layout: str) -> tuple[Any, ...]:

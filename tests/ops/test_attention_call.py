@@ -451,3 +451,15 @@ def test_windows_and_value_sizes_of_mx(
     assert np.all(lse[0] <= logs + np.log((p * np.exp(room)).sum(-1)) + 1e-4)
     assert np.all(lse[0] >= logs + np.log((p * np.exp(-room)).sum(-1)) - 1e-4)
     assert np.sqrt(np.mean((lse[0] - logs) ** 2)) < 0.06
+
+
+def test_options_of_another_type_are_checked(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """1 equals True, but the kept plan of True is not that of 1: an option of the wrong type is an error each time."""
+    q = device.array(normal(rng, 1, 8, 1, 32))
+    out, lse = pysm120.attention(q, q, q, causal=True, return_lse=True)
+    pysm120.attention_backward(q, q, q, q, out, lse, causal=True)
+    calls: list[Any] = [lambda: pysm120.attention(q, q, q, causal=1)]  # type: ignore[call-overload]
+    calls.append(lambda: pysm120.attention_backward(q, q, q, q, out, lse, causal=1))  # type: ignore[arg-type]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"^causal is 1, not True or False$"):
+            call()
