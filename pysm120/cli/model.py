@@ -11,6 +11,7 @@ from pysm120.cli.command import Command
 from pysm120.cli.model_kernel import INCOMPLETE, number, predicted, record_of
 from pysm120.machine_code import sass
 from pysm120.model import backward, chips, code_loops, validation
+from pysm120.model import launches as launch_list
 from pysm120.model import measure as measuring
 from pysm120.model import record as records
 from pysm120.model.chips import Chip
@@ -335,12 +336,16 @@ def show_pass(found: dict[str, Any]) -> None:
 
 def validate(path: Path) -> int:
     """Print predictions and measurements."""
-    rows = list(validation.compare(validation.read(path), path.parent))
+    _show(list(validation.compare(validation.read(path), path.parent)))
+    return 0
+
+
+def _show(rows: list[validation.Row]) -> None:
+    """Print predicted and measured clocks."""
     table = [(row.name, f"{row.predicted:,.1f}", f"{row.measured:,.1f}", f"{row.error:+.1%}") for row in rows]
     console.table("Clocks, predicted and measured", ("what", "predicted", "measured", "error"), table)
     median, worst = validation.errors(rows)
     print(f"{len(rows)} comparisons: median error {median:.1%}, largest {worst:.1%}.")
-    return 0
 
 
 def measure(path: Path, launches: str | None, *, code: bool) -> None:
@@ -349,7 +354,11 @@ def measure(path: Path, launches: str | None, *, code: bool) -> None:
         message = f"--measure is {str(path)!r}, not a .json file in an existing folder"
         raise InvalidArgumentError(message)
     if launches:
-        document, images = measuring.listed(Path(launches))
+        rows = measuring.read_list(Path(launches))["launches"]
+        for sentence in launch_list.changed(rows, Path(launches).parent):
+            print(sentence)
+        with console.progress(len(rows), "measuring") as step:
+            document, images = measuring.listed(Path(launches), step)
     else:
         loops = code_loops.loops() if code else measuring.all_loops()
         with console.progress(len(loops) + 1, "measuring") as step:
@@ -359,6 +368,14 @@ def measure(path: Path, launches: str | None, *, code: bool) -> None:
         (path.parent / name).write_bytes(image)
     path.write_text(measuring.text_of(document), encoding="utf-8")
     print(f"{path} has {len(document['loops'])} loops and {len(document['launches'])} launches.")
+    predicted = []
+    for row in document["launches"]:
+        if "failure" in row:
+            print(f"{validation.name_of(row)} failed: {row['failure']}")
+        if "error" in row:
+            predicted.append(validation.Row(validation.name_of(row), row["predicted"], row["clocks"]))
+    if predicted:
+        _show(predicted)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -83,7 +83,8 @@ _RECORD = (
     *("q_rows", "kv_rows", "group_heads", "group_rows", "q_warp_rows", "key_groups"),
 )
 _CYCLES = "sm__cycles_elapsed.max"
-NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
+_FOUND = ("clocks", "error", "failure")  # what a measurement adds to a launch of a list
+_NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
 
 
 def _builtin(entry: str) -> Builtin:
@@ -95,49 +96,53 @@ def _builtin(entry: str) -> Builtin:
     return found
 
 
-def launch_all(listed: str = "") -> None:
-    """Launch every case, or every launch of a list, a few times; the profiler runs this."""
-    path = Path(listed)
-    rows = read_list(path) if listed else []
+def launch_cases() -> None:
+    """Launch every case a few times; the profiler runs this."""
     with Device("cuda") as device:
-        for entry, problem in CASES if not listed else ():
+        for entry, problem in CASES:
             _, launch = work.of_library(device, _builtin(entry), problem)
             for _ in range(LAUNCHES):
                 launch()
             device.synchronize()
-        for row in rows:
-            listed_one = launch_list.Launch(device, row, launch_list.image_of(path.parent, row))
-            for _ in range(LAUNCHES):
-                listed_one.launch()
-            listed_one.check()
 
 
-def read_list(path: Path) -> list[dict[str, Any]]:
-    """Return the launches of a list."""
+def launch_listed(path: str, number: str) -> None:
+    """Launch one row of a list a few times; the profiler runs this."""
+    row = read_list(Path(path))["launches"][int(number)]
+    with Device("cuda") as device:
+        launch = launch_list.Launch(device, row, launch_list.image_of(Path(path).parent, row))
+        for _ in range(LAUNCHES):
+            launch.launch()
+        launch.check()
+
+
+def read_list(path: Path) -> dict[str, Any]:
+    """Return a document with a list of launches."""
     try:
-        rows = list(json.loads(path.read_text(encoding="utf-8"))["launches"])
+        document = dict(json.loads(path.read_text(encoding="utf-8")))
+        rows = list(document["launches"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"--launches is {str(path)!r}, not a file with a list of launches: {error}"
         raise InvalidArgumentError(message) from error
     launch_list.check(rows, path)
-    return rows
+    return document
 
 
-def clocks_of(entries: list[str], listed: str = "") -> list[float]:
-    """Return the clocks of each case, or of each launch of a list, by Nsight Compute."""
-    names = "|".join(dict.fromkeys(entries))
-    program = "import sys; from pysm120.model import measure; measure.launch_all(*sys.argv[1:])"
-    command = ["ncu", *NCU, "-k", f"regex:^({names})$", "--metrics", _CYCLES, sys.executable, "-c", program]
-    command += [listed] if listed else []
+def _profiled(options: Sequence[str], function: str, *arguments: str) -> str:
+    """Return what Nsight Compute prints of a function of this module, which runs in a process of its own."""
+    program = f"import sys; from pysm120.model import measure; measure.{function}(*sys.argv[1:])"
+    command = ["ncu", *_NCU, *options, "--metrics", _CYCLES, sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
-    return read_cycles(done.stdout + done.stderr, entries)
+    return done.stdout + done.stderr
 
 
 def launches() -> list[dict[str, Any]]:
     """Return the clocks of every case; empty if ncu is not in PATH."""
     if shutil.which("ncu") is None:
         return []
-    clocks = clocks_of([entry for entry, _ in CASES])
+    entries = [entry for entry, _ in CASES]
+    names = "|".join(dict.fromkeys(entries))
+    clocks = read_cycles(_profiled(("-k", f"regex:^({names})$"), "launch_cases"), entries)
     return [
         {"entry": entry, "problem": str(problem), "clocks": each}
         for (entry, problem), each in zip(CASES, clocks, strict=True)
@@ -172,15 +177,41 @@ def chip_of(device: Device) -> str:
     return chip
 
 
-def listed(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Measure the launches of a list on the first GPU; return the figures, and the files of the code."""
-    rows = read_list(path)
-    images = {str(row["image"]): (path.parent / str(row["image"])).read_bytes() for row in rows}
+def listed(path: Path, steps: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Measure the launches of a list on the first GPU; return the list with the figures, and the files of the code.
+
+    ``steps`` is called with the name of each launch.
+    """
+    document = read_list(path)
+    if shutil.which("ncu") is None:
+        message = "ncu is not in PATH: it comes with the CUDA toolkit"
+        raise UnsupportedError(message)
+    names = {str(row["image"]) for row in document["launches"]}
+    images = {name: (path.parent / name).read_bytes() for name in sorted(names) if (path.parent / name).is_file()}
     with Device("cuda") as device:
         head = _head(device)
-    clocks = clocks_of([str(row["entry"]) for row in rows], str(path.resolve()))
-    found = [{**row, "clocks": each} for row, each in zip(rows, clocks, strict=True)]
-    return {**head, "loops": [], "launches": found}, images
+    rows = []
+    for number, row in enumerate(document["launches"]):
+        rows.append(measured(path, number, row))
+        steps(str(row.get("name", row["entry"])))
+    return {**document, **head, "loops": [], "launches": rows}, images
+
+
+def measured(path: Path, number: int, row: dict[str, Any]) -> dict[str, Any]:
+    """Measure a row of a list, in a process of its own, since a fault would take the others with it."""
+    text = _profiled(("--print-kernel-base", "mangled"), "launch_listed", str(path.resolve()), str(number))
+    row = {name: value for name, value in row.items() if name not in _FOUND}
+    said = next((line for line in reversed(text.splitlines()) if line.startswith("pysm120.")), "")
+    try:
+        (clocks,) = read_cycles(text, [str(row["entry"])])
+    except UnsupportedError as error:
+        said = said or str(error)
+    if said:
+        return {**row, "failure": said}
+    row["clocks"] = clocks
+    if "predicted" in row:
+        row["error"] = round(row["predicted"] / clocks - 1, 4)
+    return row
 
 
 def _head(device: Device) -> dict[str, Any]:

@@ -220,6 +220,8 @@ def _or_by_rules(record: Record) -> Record:
 
 def name_of(row: dict[str, Any]) -> str:
     """Return the name of a launch."""
+    if "name" in row:
+        return str(row["name"])
     image = Path(row["image"]).name.removesuffix(".xz").removesuffix(".cubin")
     return image if "arguments" in row else f"{row['entry']} {row['problem']}"
 
@@ -246,6 +248,8 @@ def compare(document: dict[str, Any], folder: Path) -> Iterator[Row]:
             clocks = loop_clocks(chip, loop)
             yield Row(f"{loop.name}, {loop.warps} warps", clocks, measured[loop.name, loop.warps])
     for row in document["launches"]:
+        if "failure" in row:
+            continue
         full = _with_counts(document, row)
         yield Row(name_of(row), launch_clocks(chip, folder, full), row["clocks"])
 

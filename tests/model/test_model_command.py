@@ -211,12 +211,15 @@ SCALE = """.version 8.0
 .visible .entry scale(.param .u64 x, .param .u64 y, .param .f32 by)
 {
     .reg .b64 p, q, at;
-    .reg .b32 i;
+    .reg .b32 i, row, width;
     .reg .f32 a, b;
     ld.param.u64 p, [x];
     ld.param.u64 q, [y];
     ld.param.f32 b, [by];
     mov.u32 i, %tid.x;
+    mov.u32 row, %tid.y;
+    mov.u32 width, %ntid.x;
+    mad.lo.u32 i, row, width, i;
     mul.wide.u32 at, i, 4;
     add.u64 p, p, at;
     add.u64 q, q, at;
@@ -234,10 +237,11 @@ def test_a_list_of_launches(tmp_path: Path) -> None:
     row |= {"rounds": [1], "arguments": ["f32[64]:normal", "f32[64]", "f32:2"]}
     (tmp_path / "k.ptx.xz").write_bytes(lzma.compress(SCALE.encode()))
     (tmp_path / "list.json").write_text(json.dumps({"launches": [row]}))
-    (read,) = measure.read_list(tmp_path / "list.json")
+    (read,) = measure.read_list(tmp_path / "list.json")["launches"]
     assert read == row
     with Device("virtual") as device:
-        for threads, complete in ((64, True), (63, False)):
+        cases: list[tuple[int | list[int], bool]] = [(64, True), ([32, 2], True), (63, False)]
+        for threads, complete in cases:
             launch = launches.Launch(device, {**row, "threads": threads}, launches.image_of(tmp_path, row))
             launch.launch()
             if complete:
@@ -245,7 +249,13 @@ def test_a_list_of_launches(tmp_path: Path) -> None:
             else:
                 with pytest.raises(InvalidArgumentError, match=r"scale left NaN in argument 1, 'f32\[64\]'"):
                     launch.check()
-    del row["grid"]
+    structure = {"arguments": ["struct(f16[8]:normal,s32[4]:[1,2,3,4],u32:7)", "f32[2,8]"]}
+    assert launches.tensor_bytes(row) == 64 * 4 * 2
+    assert launches.tensor_bytes(structure) == 8 * 2 + 4 * 4 + 16 * 4
+    assert launches.rounds_of({**row, "grid": [3]}) == [1, 1, 1]
+    del row["rounds"], row["grid"]
+    with pytest.raises(InvalidArgumentError, match="the launch of scale has no rounds, which a prediction needs"):
+        launches.rounds_of(row)
     (tmp_path / "list.json").write_text(json.dumps({"launches": [row]}))
     with pytest.raises(InvalidArgumentError, match="the launch of scale has no grid"):
         measure.read_list(tmp_path / "list.json")

@@ -1,7 +1,8 @@
-"""benchmarks/unseen.py: the launches that were predicted before they were measured, and how they are measured."""
+"""The launches that were predicted before they were measured, how they are compiled, and how a list is measured."""
 
 import importlib.util
 import json
+import re
 import statistics
 from pathlib import Path
 from types import ModuleType
@@ -9,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from pysm120.__main__ import main
 from pysm120.machine_code import sass
+from pysm120.model import launches, measure, validation
+from pysm120.observe.argument import parse_arguments
+from pysm120.runtime.device import Device
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_PART = "## Were blind predictions right?"
@@ -40,21 +45,18 @@ def document() -> dict[str, Any]:
 
 
 def test_the_list_is_whole(document: dict[str, Any]) -> None:
-    rows = document["launches"]
+    rows = measure.read_list(LIST)["launches"]
     assert len(rows) >= 16
     assert len({row["name"] for row in rows}) == len(rows)
     for row in rows:
         assert row["predicted"] > 5000, row["name"]
         assert row["mhz"] > 0
-        assert {"code", "entry", "grid", "block", "shared_bytes", "problem", "command"} <= set(row)
-        file = document["files"][row["file"]]
+        assert {"code", "problem", "command"} <= set(row)
+        file = document["files"][row["image"].removesuffix(".cubin")]
         assert file["source"] in document["sources"]
         assert "nvcc" in file["compile"]
-        count = len(row["buffers"])
-        used = [one[1] for one in row["arguments"] if one[0] == "buf"]
-        used += [n for one in row["arguments"] if one[0] == "raw" for _, n in one[2]]
-        assert all(0 <= n < count for n in used), row["name"]
-        assert set(used) == set(range(count)), row["name"]
+        assert launches.tensor_bytes(row) > 1 << 24, row["name"]
+        parse_arguments([re.sub(r"\[\d+\]", "[1]", word) for word in row["arguments"]])
 
 
 def test_no_launch_was_shown_before(document: dict[str, Any]) -> None:
@@ -70,8 +72,8 @@ def test_the_page_has_what_was_measured(document: dict[str, Any]) -> None:
     part = " ".join(page.split(PAGE_PART)[1].split("## The public record")[0].split())
     measured = [row for row in document["launches"] if "error" in row]
     for row in measured:
-        assert row["error"] == pytest.approx(row["predicted"] / row["measured"] - 1, abs=1e-4)
-        figures = f"| {row['name']} | {row['predicted']:,} | {row['measured']:,} | {100 * row['error']:+.1f} % |"
+        assert row["error"] == pytest.approx(row["predicted"] / row["clocks"] - 1, abs=1e-4)
+        figures = f"| {row['name']} | {row['predicted']:,} | {row['clocks']:,} | {100 * row['error']:+.1f} % |"
         assert figures in part
     errors = sorted(abs(row["error"]) for row in measured)
     median, largest, within = statistics.median(errors), errors[-1], sum(error < 0.12 for error in errors)
@@ -81,55 +83,66 @@ def test_the_page_has_what_was_measured(document: dict[str, Any]) -> None:
     assert said.replace("%", " %") in part
 
 
-def test_arguments_hold_addresses(unseen: ModuleType) -> None:
-    raw = "00" * 8 + "11" * 16
-    row = {"arguments": [["buf", 1], ["i32", -2], ["f32", 0.5], ["raw", raw, [[8, 0], [16, 1]]]]}
-    first, second, third, data = unseen.arguments(row, [0x1234, 0x5678])
-    assert (int(first), int(second), float(third)) == (0x5678, -2, 0.5)
-    assert (second.dtype, third.dtype) == ("int32", "float32")
-    assert data == bytes(8) + (0x1234).to_bytes(8, "little") + (0x5678).to_bytes(8, "little")
-
-
-def test_other_code_is_named(unseen: ModuleType, tmp_path: Path) -> None:
+def test_other_code_is_named(tmp_path: Path) -> None:
     image = sass.assemble(PTX, "sm_90")
-    code = unseen.code_of(image, "k")
-    rows = [{"name": name, "file": file, "entry": "k", "code": code} for name, file in (("a", "f"), ("b", "g"))]
+    code = launches.code_of(image, "k")
+    rows = [{"name": name, "image": f"{file}.cubin", "entry": "k", "code": code} for name, file in ("af", "bg")]
     (tmp_path / "f.cubin").write_bytes(image)
-    (sentence,) = unseen.changed({"launches": rows}, tmp_path)
+    (sentence,) = launches.changed(rows, tmp_path)
     assert sentence == f"b: {tmp_path}/g.cubin is missing"
     (tmp_path / "g.cubin").write_bytes(sass.assemble(PTX.replace("ret", "bar.sync 0; ret"), "sm_90"))
-    (sentence,) = unseen.changed({"launches": rows}, tmp_path)
+    (sentence,) = launches.changed(rows, tmp_path)
     assert sentence.startswith("b: the code of its kernel is ")
     assert sentence.endswith(f", but {code} was predicted")
 
 
-def test_errors_of_what_was_measured(
-    unseen: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_list_is_measured_launch_by_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An ncu that answers for two launches, and whose third ends with an error of ours."""
+    """An ncu that answers for three launches, and for three more whose process ends with an error."""
     table = '"ID","Kernel Name","sm__cycles_elapsed.max"\n"","",""\n'
+
+    def answer(entry: str, *clocks: str) -> str:
+        return table + "".join(f'"{i}","{entry}","{each}"\n' for i, each in enumerate(clocks))
+
+    fault, nan = "pysm120.runtime.errors.FaultError: an illegal instruction", "pysm120.runtime.errors.X: _Z1e left NaN"
     answers = [
-        table + "".join(f'"{i}","_Z1a(int)","{clocks}"\n' for i, clocks in enumerate(("1,000", "1,010", "900"))),
-        table + "".join(f'"{i}","_Z1b(int)","{clocks}"\n' for i, clocks in enumerate((400, 500, 500))),
-        f'{table}"0","_Z1c(int)","7"\nTraceback\npysm120.runtime.errors.FaultError: an illegal instruction\n==end\n',
+        answer("_Z1a", "1,000", "1,010", "900"),
+        answer("_Z1b", "400", "500", "500"),
+        answer("_Z1c", "7") + f"Traceback\n{fault}\n==end\n",
+        answer("_Z1d", "30", "20", "10"),
+        answer("_Z1e", "30", "20", "10") + f"Traceback\n{nan}\n",
+        "==ERROR== no counters",
     ]
-    for n, answer in enumerate(answers):
-        (tmp_path / str(n)).write_text(answer)
+    for n, text in enumerate(answers):
+        (tmp_path / str(n)).write_text(text)
     ncu = tmp_path / "ncu"
     ncu.write_text(f'#!/bin/sh\nfor last; do :; done\ncat "{tmp_path}/$last"\n')
     ncu.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    old = {"measured": 1, "error": 0.0, "failure": "before"}
-    rows = [
-        {"name": f"_Z1{x}", "entry": f"_Z1{x}", "predicted": p, **old} for x, p in (("a", 1100), ("b", 400), ("c", 1))
-    ]
-    found = [unseen.measured(row, n, tmp_path) for n, row in enumerate(rows)]
-    assert [row.get("error") for row in found] == [0.1, -0.2, None]
-    assert found[2]["failure"] == "pysm120.runtime.errors.FaultError: an illegal instruction"
-    unseen.show({"launches": found})
+    monkeypatch.setattr(measure, "Device", lambda _: Device("virtual"))
+    monkeypatch.setattr(measure, "_head", lambda _: {"chip": "h100"})
+    old = {"clocks": 1, "error": 0.0, "failure": "before"}
+    made = {"image": "k.cubin", "grid": [1], "threads": 1, "shared_bytes": 0, "arguments": []}
+    rows = [{"name": x, "entry": f"_Z1{x}", **made, **old} for x in "abcdef"]
+    for row, predicted in zip(rows, (1100, 400, 1), strict=False):
+        row["predicted"] = predicted
+    (tmp_path / "k.cubin").write_bytes(b"code")
+    (tmp_path / "list.json").write_text(json.dumps({"compiler": "nvcc", "launches": rows}))
+    (tmp_path / "out").mkdir()
+    assert main(["model", "--measure", f"{tmp_path}/out/t.json", "--launches", f"{tmp_path}/list.json"]) == 0
+    document = json.loads((tmp_path / "out" / "t.json").read_text())
+    assert (document["compiler"], document["chip"], document["loops"]) == ("nvcc", "h100", [])
+    found = document["launches"]
+    assert [row.get("error") for row in found] == [0.1, -0.2, None, None, None, None]
+    assert [row.get("clocks") for row in found] == [1000, 500, None, 20, None, None]
+    said = "ncu printed no table: '==ERROR== no counters'"
+    assert [row.get("failure") for row in found] == [None, None, fault, None, nan, said]
+    assert (tmp_path / "out" / "k.cubin").read_bytes() == b"code"
     printed = capsys.readouterr().out
-    assert "2 launches: median error 15.0%, largest 20.0%" in printed
-    assert "failed: pysm120.runtime.errors.FaultError" in printed
+    assert "2 comparisons: median error 15.0%, largest 20.0%" in printed
+    assert f"c failed: {fault}" in printed
+    assert not [row for row in validation.compare({**document, "launches": found[2:3]}, tmp_path) if row.name == "c"]
 
 
 def test_a_missing_checkout_is_named(unseen: ModuleType, tmp_path: Path) -> None:
@@ -142,3 +155,4 @@ def test_a_missing_checkout_is_named(unseen: ModuleType, tmp_path: Path) -> None
     assert unseen.build(document, tmp_path, tmp_path / "out") == [
         f"{tmp_path}/a is missing: git clone https://github.com/o/a, checkout 123"
     ]
+    assert (tmp_path / "out" / LIST.name).read_bytes() == LIST.read_bytes()
