@@ -198,9 +198,7 @@ def attention_backward(
     precision : {"bf16", "f16", "mxfp8", "mxfp8_bf16", "mxfp8_f16"}, optional
         As it was given to `attention`, with the same default. All sums are
         float32. ``mxfp8`` has all products in MXFP8. The mixed precisions round q
-        and k to MXFP8, as `attention` does, and compute in 16 bits. So does
-        ``mxfp8`` with return_dsinks or return_dmask, which float32 does not support
-        in ``mxfp8``.
+        and k to MXFP8, as `attention` does, and compute in 16 bits.
     dlse : array, float32, shape (B, H, Sq), contiguous, optional
         The gradient of ``lse``, where it is used too.
     delta : array, float32, shape (B, H, Sq), contiguous, optional

@@ -215,10 +215,12 @@ def backward_features(bench: Bench) -> Outcomes:
     q, k, v, dout = (x[None] for x in (q, k, v, dout))
     out, lse = (x.astype(t) for x, t in zip(reference.attention(q, k, v, sinks=sinks), (BF16, F32), strict=True))
     given = bench.puts(dout, q, k, v, out, lse)
-    got: Any = gradients(*given, sinks=bench.put(sinks), return_dsinks=True)
     share = np.exp(sinks[None, :, None] - lse.astype(np.float64))
     delta = np.moveaxis((dout.astype(np.float64) * out.astype(np.float64)).sum(-1), 2, 1)
-    yield bench.outcome("sinks, dsinks", got[3], -(share * delta).sum((0, 2)), BACKWARD["bf16"])
+    for precision in ("bf16", "mxfp8"):
+        got: Any = gradients(*given, sinks=bench.put(sinks), return_dsinks=True, precision=precision)
+        exact = -(share * delta).sum((0, 2))
+        yield bench.outcome(f"sinks, {precision}, dsinks", got[3], exact, BACKWARD[precision])
 
 
 def _cache(bench: Bench, kind: str, shape: tuple[int, ...]) -> Any:

@@ -106,8 +106,6 @@ def ones(*shape: int, dtype: Any = BF16) -> Array:
     return np.ones(shape, dtype)
 
 
-FLOAT32 = {"dout": (5, 4), "q": (5, 4), "k": (7, 2), "v": (7, 2), "out": (5, 4)}
-
 PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "rank of q": (ValueError, r"q has shape \(5, 4, 64\)", right(q=ones(5, 4, 64))),
     "dtype of q": (TypeError, "q has dtype float64", right(q=ones(2, 5, 4, 64, dtype="f8"))),
@@ -140,16 +138,6 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         ValueError,
         "v has head size 136, above 128, the most of gradients in precision 'mxfp8'",
         right(v=ones(2, 7, 2, 136), out=ones(2, 5, 4, 136), dout=ones(2, 5, 4, 136), precision="mxfp8"),
-    ),
-    "dsinks of float32": (
-        pysm120.UnsupportedError,
-        "q.dtype = F32 .* with dmask or dsinks",
-        right(
-            **{name: ones(2, *shape, 64, dtype="f4") for name, shape in FLOAT32.items()},
-            precision="mxfp8",
-            sinks=ones(4, dtype="f4"),
-            return_dsinks=True,
-        ),
     ),
     "precision of another dtype": (TypeError, "q, k and v have dtype bfloat16, but", right(precision="f16")),
     "layout": (ValueError, "layout is 'SBHD'", right(layout="SBHD")),

@@ -54,7 +54,7 @@ class Backward:
 
     def __init__(self, rng: np.random.Generator, case: Case, seen_as: Callable[[Inputs], Inputs] = lambda x: x) -> None:
         """O and LSE are those of the inputs as they are seen: rounded, for example."""
-        self.case = case
+        self.case, self.seen_as = case, seen_as
         self.problem = problem = Problem(rng, case)
         self.dout = np.full((*problem.q.shape[:3], problem.v_dim), np.nan).astype(problem.q.dtype)
         self.o = np.full(self.dout.shape, np.nan, np.float32)
@@ -135,7 +135,7 @@ def run(
             args.dsinks = dsinks.address
         if case.mask not in (None, "bool") and wants_others:
             shape = problem.mask.shape
-            dmask = Buffer(opened, shape, np.float32)
+            dmask = Buffer(opened, shape, np.float32, pitched(shape, "BSHD" if gap else "BHSD", gap))
             args.dmask.address, args.dmask.dtype = dmask.address, lib.SM120_F32
             steps = [int(s) if n > 1 else 0 for s, n in zip(dmask.strides, shape, strict=True)]
             args.dmask.batch_stride, args.dmask.head_stride = steps[:2]
@@ -182,16 +182,17 @@ def judge_all(
         o, lse = backward.o[at, :, rows][None], backward.lse[at, :, rows][None]
         dlse: Array | float = wide(backward.dlse[at, :, rows][None]) if has_dlse else 0.0
         judged(mine, x, o, lse, dlse, out)
-        delta = delta_of(x, o, dlse)
-        own = (slice(b, b + 1), slice(None), slice(0, x.q.shape[2]), slice(0, x.k.shape[2]))
-        rest = given_others(x, lse, delta)
+        z = backward.seen_as(x)
+        delta = delta_of(z, o, dlse)
+        own = (slice(b, b + 1), slice(None), slice(0, z.q.shape[2]), slice(0, z.k.shape[2]))
+        rest = given_others(z, lse, delta)
         if got.dmask is not None:
-            dadded[own], room[own] = rest.dadded, room_of_added(x, lse, delta)
-        if x.sinks is not None:
-            sink = np.exp(x.sinks[:, None] - lse)
+            dadded[own], room[own] = rest.dadded, room_of_added(z, lse, delta)
+        if z.sinks is not None:
+            sink = np.exp(z.sinks[:, None] - lse)
             assert rest.dsinks is not None
             dsinks += rest.dsinks
-            terms += (sink * (np.abs(wide(x.dout) * wide(o)).sum(-1) + np.abs(dlse)) * (1 + np.abs(lse))).sum((0, 2))
+            terms += (sink * (np.abs(wide(z.dout) * wide(o)).sum(-1) + np.abs(dlse)) * (1 + np.abs(lse))).sum((0, 2))
     if got.dsinks is not None:
         assert np.all(np.abs(got.dsinks - dsinks) <= 2.0**-18 * terms + 1e-30)
         assert np.abs(dsinks).max() > 2.0**-14 * terms.max() or not terms.any()  # no row sees a key
@@ -315,6 +316,7 @@ MASKS = [
     Case((70, 70), (99, 40), mask="bfloat16", causal=True, softcap=3.0, sinks=True, head_dim=128),
     Case((70, 70), (99, 40), mask="float16", window=(20, 9), slopes="batch", scale=-0.2, head_dim=64, dtype="float16"),
     Case((33,), (31,), mask="float32", mask_axes="qk", head_dim=7, v_head_dim=9),
+    Case((70, 70), (99, 40), mask="float32", gap=5, head_dim=96, heads=4, kv_heads=2),
 ]
 EVERYTHING = [
     Case(

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backward_cases import norm
 from backward_mxfp8 import delta_of_rounded, rounded
-from backward_reference import Array, Gradients, Inputs
+from backward_reference import Array, Gradients, Inputs, others, reduced, seen_keys
 from feature_cases import Case, random_case
 from harness import DTYPES, OpenDevice
 from test_attention_backward_features import CASES, LENGTHS, PACKED, Backward, judge_all, run
@@ -15,11 +16,12 @@ from test_attention_backward_mxfp8 import agree
 
 import pysm120
 
+attention: Any = pysm120.attention
 attention_varlen: Any = pysm120.attention_varlen
 attention_backward: Any = pysm120.attention_backward
 attention_varlen_backward: Any = pysm120.attention_varlen_backward
 WIDEST = 128
-MXFP8: dict[str, Any] = {"precision": "mxfp8", "wants_others": False}
+MXFP8: dict[str, Any] = {"precision": "mxfp8"}
 
 
 def fits(case: Case) -> bool:
@@ -40,7 +42,7 @@ def judge_model(
     [pytest.param(kind, case, id=f"{kind}{n}") for kind in CASES for n, case in enumerate(CASES[kind]) if fits(case)],
 )
 def test_matches_the_model(opened: OpenDevice, rng: np.random.Generator, kind: str, case: Case) -> None:
-    """Gradients of q, k and v; NaN behind every length."""
+    """Gradients of q, k and v, of sinks and of masks; NaN behind every length."""
     del kind
     backward = Backward(rng, case, rounded)
     judge_all(backward, run(opened, backward, **MXFP8), judged=judge_model)
@@ -74,10 +76,16 @@ def test_results_of_every_dtype(
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "case",
-    [case for kind in ("lengths", "packed", "diagonals", "everything") for case in CASES[kind] if fits(case)],
+    [
+        *(case for kind in ("lengths", "packed", "diagonals") for case in CASES[kind] if fits(case)),
+        *(case._replace(mask_axes="bhqk") for case in CASES["everything"]),
+    ],
 )
 def test_every_order_of_ctas(rng: np.random.Generator, case: Case) -> None:
-    """All checks of the virtual device; the same bits for each seed, of dq if it is deterministic."""
+    """All checks of the virtual device; the same bits for each seed, of dq if it is deterministic.
+
+    dmask has the same bits too, because the mask broadcasts along no dimension.
+    """
     backward = Backward(rng, case, rounded)
     for deterministic in (False, True):
         found = []
@@ -88,8 +96,9 @@ def test_every_order_of_ctas(rng: np.random.Generator, case: Case) -> None:
             finally:
                 ordered.close()
         judge_all(backward, found[0], judged=functools.partial(judge_model, is_ordered=deterministic))
-        for mine, other in list(zip(found[0].gradients, found[1].gradients, strict=True))[not deterministic :]:
-            np.testing.assert_array_equal(mine, other)
+        mine, other = ((*x.gradients, *x[1:]) for x in found)
+        for first, second in list(zip(mine, other, strict=True))[not deterministic :]:
+            np.testing.assert_array_equal(first, second)
 
 
 @pytest.mark.parametrize("case", [LENGTHS[-4], PACKED[0]], ids=["lengths", "packed"])
@@ -118,6 +127,39 @@ def test_a_sequence_of_nan_spoils_no_other(opened: OpenDevice, rng: np.random.Ge
         kept = np.ones(mine.shape[2], bool)
         kept[spoilt] = False
         np.testing.assert_array_equal(mine[:, :, kept], best[:, :, kept])
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_other_gradients_change_no_bit(opened: OpenDevice, rng: np.random.Generator, dtype: str, head_dim: int) -> None:
+    """dq, dk and dv of a call that wants dsinks and dmask too; one tile of keys, so that dq has one order."""
+    case = Case((130, 130), (99, 120), 4, 2, head_dim, softcap=4.0, sinks=True, mask="float32", dtype=dtype)
+    backward = Backward(rng, case, rounded)
+    alone, both = (run(opened, backward, wants_others=wants, **MXFP8) for wants in (False, True))
+    for mine, other in zip(alone.gradients, both.gradients, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("mask_shape", [(2, 2, 256, 300), (1, 2, 256, 300), (2, 1, 1, 300)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_the_error_is_that_of_the_format(
+    device: pysm120.Device, rng: np.random.Generator, head_dim: int, mask_shape: tuple[int, ...]
+) -> None:
+    """dmask with O and LSE of the forward pass in MXFP8, against float64. A sum over all keys would cancel."""
+    q, dout = rng.standard_normal((2, 2, 2, 256, head_dim)).astype(np.float32)
+    k, v = rng.standard_normal((2, 2, 1, 300, head_dim)).astype(np.float32)
+    mask = rng.standard_normal(mask_shape).astype(np.float32)
+    given: dict[str, Any] = {"causal": True, "mask": mask, "softcap": 5.0}
+    given |= {"precision": "mxfp8", "layout": "BHSD", "device": device}
+    out, lse = attention(q, k, v, return_lse=True, **given)
+    got = attention_backward(dout, q, k, v, out, lse, return_dmask=True, **given)[3]
+    seen = seen_keys(256, 300, "bottom-right")
+    x = Inputs(q, k, v, dout, head_dim**-0.5, seen, 5.0, np.where(seen, mask, -np.inf))
+    exact, usual = (reduced(y.dadded, mask_shape) for y in (others(x), others(rounded(x))))
+    assert norm(got - exact) <= 1.1 * norm(usual - exact)
+    assert 0.02 * norm(exact) < norm(usual - exact)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

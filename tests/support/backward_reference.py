@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-LEAST = {"bfloat16": 2.0**-126, "float16": 2.0**-14}  # the least number that is not subnormal
-ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  # of P, relative
+# The least number that is not subnormal, and the rounding of P, relative. float64: the rounded operands of MXFP8, whose
+# P is float32 in the gradient of a mask.
+LEAST = {"bfloat16": 2.0**-126, "float16": 2.0**-14, "float64": 2.0**-126}
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 0.0}
 LOG2_E = float(np.log2(np.e))
 
 
@@ -271,7 +273,7 @@ def bounds(x: Inputs, lse: Array, delta: Array) -> tuple[Gradients, Gradients]:
 
 
 def room_of_added(x: Inputs, lse: Array, delta: Array) -> Array:
-    """How far P (dP - delta) of the kernels may be from that of given lse and delta: P is rounded to 16 bits."""
+    """How far P (dP - delta) of the kernels may be from that of given lse and delta."""
     p, _, parts = _sizes(x, lse, delta)
     hidden = np.isneginf(lse)
     dp = wide(x.dout) @ spread(x.v, x.q.shape[1]).swapaxes(2, 3)

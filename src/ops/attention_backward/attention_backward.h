@@ -69,6 +69,14 @@ bool backward_place(int64_t *offset, int64_t count, int64_t bytes, int64_t *at);
 /* The bytes of what a kernel knows of the rows of a tile. */
 int64_t backward_rows_bytes(const struct kernel_record *main);
 
+/* Where the workspace has what kernels know of the rows of the first tile, the bytes from tile to tile, and what a bias
+ * has beside -lse * log2(e). */
+struct rows_place {
+    int64_t at, step;
+    float shift;
+};
+struct rows_place backward_rows_place(const struct backward *b);
+
 /* Where a deterministic call counts the turns of its adds; 0 for other calls. */
 sm120_address backward_turns(const struct backward *b, sm120_address workspace);
 
@@ -80,6 +88,9 @@ int64_t backward_batch_stride(const struct tensor *x, sm120_address starts);
 
 /* Whether a tensor is rounded to MXFP8 before it is used in 16 bits: q and k of mixed precisions. */
 bool backward_is_rounded(const struct backward *b, int tensor);
+
+/* The gradient of the mask. */
+struct gradients_mask_parameters backward_dmask(const struct backward *b);
 
 /* MXFP8: choose the kernels that pack the operands, place those in the workspace, and the kernels' parameters. */
 sm120_status backward_choose_packers(struct backward *b);

@@ -136,19 +136,12 @@ static sm120_status check_dmask(struct backward *b) {
     return SM120_OK;
 }
 
-/* Choose the precision of the kernels: that of the call if it has kernels of its own, else 16 bits. Mixed precisions
- * have none, nor has MXFP8 for the gradients of masks and sinks. */
-static sm120_status choose_products(struct backward *b) {
-    const sm120_attention_backward_args *const args = b->args;
-    const uint32_t dtype = attention_is_narrowed(&b->call) ? SM120_BF16 : b->call.q.dtype;
-    const bool has_others = args->dsinks != 0 || args->dmask.address != 0;
-    b->products = args->precision == SM120_MXFP8 && !has_others ? SM120_MXFP8 : dtype;
-    if (b->products == SM120_F32) {
-        return fail(SM120_UNSUPPORTED,
-                    "q.dtype = F32 (0x%" PRIx32 ") with dmask or dsinks; they need BF16 (0x%x) or F16 (0x%x)", dtype,
-                    SM120_BF16, SM120_F16);
-    }
-    return SM120_OK;
+/* The precision of the kernels: that of the call if it has kernels of its own, else 16 bits: mixed precisions have
+ * none. */
+static uint32_t products_of(const struct backward *b) {
+    return b->args->precision == SM120_MXFP8 ? SM120_MXFP8
+           : attention_is_narrowed(&b->call) ? SM120_BF16
+                                             : b->call.q.dtype;
 }
 
 sm120_status backward_check(const sm120_attention_backward_args *args, struct backward *b) {
@@ -197,7 +190,7 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
     status = attention_check(&b->forward, &precision, &b->call);
     status = status == SM120_OK ? check_tensors(b) : status;
     status = status == SM120_OK ? check_dmask(b) : status;
-    status = status == SM120_OK ? choose_products(b) : status;
+    b->products = products_of(b);
     b->given[Q] = b->call.q;
     b->given[K] = b->call.k;
     b->given[V] = b->call.v;

@@ -41,12 +41,24 @@ int64_t backward_batch_stride(const struct tensor *x, sm120_address starts) {
     return starts != 0 ? 0 : x->batch_stride;
 }
 
+struct gradients_mask_parameters backward_dmask(const struct backward *b) {
+    const sm120_mask *const dmask = &b->args->dmask;
+    return (struct gradients_mask_parameters){
+        .dmask = dmask->address,
+        .dmask_batch_stride = 4 * dmask->batch_stride,
+        .dmask_head_stride = 4 * dmask->head_stride,
+        .dmask_row_stride = 4 * dmask->row_stride,
+        .dmask_column_stride = 4 * dmask->column_stride,
+    };
+}
+
 /* The parameters of the kernel of delta. */
 static struct attention_backward_delta_parameters delta_of(const struct backward *b, sm120_address workspace) {
     const sm120_attention_backward_args *const args = b->args;
     const struct tensor *const o = &b->call.o, *const dout = &b->loaded[DOUT];
     const int64_t lse_head_stride = 4 * b->call.q_shape.rows;
     const bool is_wide = o->dtype == dout->dtype && copy_rows_is_needless(o, &b->call.o_shape);
+    const struct gradients_mask_parameters mask = backward_dmask(b);
     return (struct attention_backward_delta_parameters){
         .o = o->address,
         .dout = dout->address,
@@ -67,11 +79,11 @@ static struct attention_backward_delta_parameters delta_of(const struct backward
         .lse_head_stride = lse_head_stride,
         .cu_seqlens_q = args->cu_seqlens_q,
         .slopes = args->alibi_slopes,
-        .dmask = args->dmask.address,
-        .dmask_batch_stride = 4 * args->dmask.batch_stride,
-        .dmask_head_stride = 4 * args->dmask.head_stride,
-        .dmask_row_stride = 4 * args->dmask.row_stride,
-        .dmask_column_stride = 4 * args->dmask.column_stride,
+        .dmask = mask.dmask,
+        .dmask_batch_stride = mask.dmask_batch_stride,
+        .dmask_head_stride = mask.dmask_head_stride,
+        .dmask_row_stride = mask.dmask_row_stride,
+        .dmask_column_stride = mask.dmask_column_stride,
         .q_total = (int32_t)args->q_total,
         .head_slots = (uint32_t)b->head_slots,
         .batch_slots = (uint32_t)b->batch_slots,
@@ -162,15 +174,8 @@ static sm120_status main_of(const struct device *device, const struct backward *
     *a = (struct attention_backward_16bit_any_parameters){
         .rows = workspace + (uint64_t)b->rows_at,
         .gradients_call = call_of(b, workspace),
-        .gradients_features =
-            {
-                .q_tiles = (uint32_t)b->head_slots,
-                .dmask = args->dmask.address,
-                .dmask_batch_stride = 4 * args->dmask.batch_stride,
-                .dmask_head_stride = 4 * args->dmask.head_stride,
-                .dmask_row_stride = 4 * args->dmask.row_stride,
-                .dmask_column_stride = 4 * args->dmask.column_stride,
-            },
+        .gradients_features = {.q_tiles = (uint32_t)b->head_slots},
+        .gradients_mask = backward_dmask(b),
     };
     sequence_of(b, &a->sequence);
     CUtensorMap *const maps[LOADED] = {&a->q_map, &a->k_map, &a->v_map, &a->dout_map};
@@ -205,6 +210,7 @@ static struct attention_backward_mxfp8_any_parameters mxfp8_of(const struct back
                 .kv_slots = (uint32_t)b->packed.head_slots,
                 .kv_batch_slots = (uint32_t)b->packed.batch_slots,
             },
+        .gradients_mask = backward_dmask(b),
     };
     sequence_of(b, &parameters.sequence);
     /* The kernel hides keys by infinite scores; 0 times infinity would be NaN. */
@@ -249,8 +255,9 @@ static struct attention_backward_dq_parameters dq_of(const struct backward *b, s
 
 /* The parameters of the kernel that writes dsinks. */
 static struct attention_backward_sinks_parameters sinks_of(const struct backward *b, sm120_address workspace) {
+    const struct rows_place rows = backward_rows_place(b);
     return (struct attention_backward_sinks_parameters){
-        .rows = workspace + (uint64_t)b->rows_at,
+        .rows = workspace + (uint64_t)rows.at,
         .sinks = b->args->sinks,
         .dsinks = b->args->dsinks,
         .cu_seqlens_q = b->args->cu_seqlens_q,
@@ -260,6 +267,8 @@ static struct attention_backward_sinks_parameters sinks_of(const struct backward
         .batches = (uint32_t)b->args->batch,
         .q_rows = (uint32_t)b->args->q_rows,
         .tile_rows = kernel_records[b->main].q_rows,
+        .slot_bytes = (uint32_t)rows.step,
+        .shift = rows.shift,
     };
 }
 

@@ -1,4 +1,5 @@
 /* The backward pass in MXFP8: the operands in blocks of 32 x 32, and the launches that write and read them. */
+#include "generated/constants.h"
 #include "ops/attention_backward/attention_backward.h"
 
 enum { NARROW = 64 };       /* the head size whose rows have 64 bytes; others have 128 */
@@ -22,6 +23,15 @@ sm120_status backward_choose_packers(struct backward *b) {
     const sm120_status status = builtin_find(&wanted, &b->delta);
     wanted.operation = "attention_backward_pack_keys";
     return status == SM120_OK ? builtin_find(&wanted, &b->packed.keys) : status;
+}
+
+struct rows_place backward_rows_place(const struct backward *b) {
+    const struct kernel_record *const main = kernel_records + b->main;
+    const int64_t rows_bytes = backward_rows_bytes(main), q_bytes = packed_bytes(main, main->q_rows);
+    return b->products == SM120_MXFP8 ? (struct rows_place){.at = b->rows_at + q_bytes,
+                                                            .step = q_bytes + rows_bytes,
+                                                            .shift = GRADIENTS_P_BITS}
+                                      : (struct rows_place){.at = b->rows_at, .step = rows_bytes};
 }
 
 bool backward_place_packed(struct backward *b) {
@@ -78,6 +88,8 @@ struct attention_backward_pack_queries_parameters backward_pack_queries(const st
         .tiles = (uint32_t)b->q_tiles,
         .x_head_dim = (uint32_t)b->loaded_shape[Q].head_dim,
         .y_head_dim = (uint32_t)b->loaded_shape[DOUT].head_dim,
+        .kv_rows = (uint32_t)b->args->kv_rows,
+        .gradients_mask = backward_dmask(b),
     };
 }
 
