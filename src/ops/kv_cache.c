@@ -278,6 +278,7 @@ static sm120_status prepare(struct device *device, const char *operation, const 
     const uint32_t grid = (uint32_t)((copy->items + record->threads - 1) / record->threads);
     status =
         launch_of(&prepared->pointers, ARGUMENTS(&prepared->values), grid, record, args->stream, &prepared->launch);
+    prepared->launch.grid[1] = 2; /* K and V */
     status = status == SM120_OK ? builtin_load(device, index, &prepared->kernel) : status;
     return status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;
 }
