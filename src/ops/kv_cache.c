@@ -3,6 +3,7 @@
 
 #include "generated/constants.h"
 #include "ops/cache_side.h"
+#include "ops/divisor.h"
 #include "ops/kv_cache.h"
 #include "runtime/builtin.h"
 #include "runtime/check.h"
@@ -239,6 +240,9 @@ static sm120_status check_places(struct device *device, const struct copy *copy)
     STRIDES(o##_factor, (from).cache.tensor[CACHE_SCALE], page), .o##_columns = (uint32_t)(from).shape.head_dim,       \
     .o##_format = (from).cache.form, .o##_flags = (from).flags
 
+#define DIVISOR(name, n)                                                                                               \
+    .name = (uint32_t)(n), .name##_factor = divisor_of(n).factor, .name##_shift = divisor_of(n).shift
+
 /* Choose the kernel of an operation and check the launch. */
 static sm120_status prepare(struct device *device, const char *operation, const sm120_kv_cache_append_args *args,
                             const struct copy *copy, struct kv_copy_launch *prepared) {
@@ -258,11 +262,11 @@ static sm120_status prepare(struct device *device, const char *operation, const 
         .kv_lengths = args->kv_lengths,
         .new_lengths = args->new_lengths,
         .items = (uint32_t)copy->items,
-        .chunks = (uint32_t)copy->chunks,
-        .heads = (uint32_t)args->kv_heads,
-        .rows = (uint32_t)args->rows,
+        DIVISOR(chunks, copy->chunks),
+        DIVISOR(heads, args->kv_heads),
+        DIVISOR(rows, args->rows),
+        DIVISOR(page_rows, args->page_rows),
         .pages = (uint32_t)args->pages,
-        .page_rows = (uint32_t)args->page_rows,
         .table_stride = (uint32_t)(args->page_table != 0 ? args->table_pages : 0),
         .rotary = {.rotary_cos = args->rotary_cos,
                    .rotary_sin = args->rotary_sin,

@@ -5,6 +5,7 @@
 
 #include "generated/constants.h"
 #include "ops/copy_rows.h"
+#include "ops/divisor.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
@@ -70,19 +71,6 @@ static sm120_status choose(const struct device *device, struct cached *call) {
     return SM120_OK;
 }
 
-/* x / n = (2 x * factor) >> 32 >> shift for x below 2^31. */
-struct divisor {
-    uint32_t factor, shift;
-};
-
-static struct divisor divisor_of(uint32_t n) {
-    uint32_t shift = 0;
-    while (((uint64_t)1 << shift) < n) {
-        ++shift;
-    }
-    return (struct divisor){(uint32_t)((((uint64_t)1 << (31 + shift)) + n - 1) / n), shift};
-}
-
 /* The strides of a tensor of the cache. */
 #define STRIDES(o, tensor)                                                                                             \
     .o##_page_stride = (tensor)->batch_stride, .o##_head_stride = (tensor)->head_stride,                               \
@@ -96,7 +84,7 @@ static struct attention_kv_cache_narrow_parameters values_of(const struct cached
     const double sign = args->scale < 0.0f ? -1.0 : 1.0;
     const bool is_whole = call->splits == 1;
     const int64_t row = 4 * call->v_shape.head_dim, token = row * args->heads, batch = token * args->q_rows;
-    const struct divisor divisor = divisor_of((uint32_t)args->page_rows);
+    const struct divisor divisor = divisor_of(args->page_rows);
     const int64_t lse_head = 4 * args->q_rows, lse_batch = lse_head * args->heads;
     struct attention_kv_cache_narrow_parameters values = {
         .q = call->q.address,
@@ -136,8 +124,8 @@ static struct attention_kv_cache_narrow_parameters values_of(const struct cached
                      STRIDES(v, v),
                      .pages = (uint32_t)args->pages,
                      .page_rows = (uint32_t)args->page_rows,
-                     .page_factor = divisor.factor,
-                     .page_shift = divisor.shift,
+                     .page_rows_factor = divisor.factor,
+                     .page_rows_shift = divisor.shift,
                      .table_stride = args->page_table != 0 ? (uint32_t)args->table_pages : 1,
                      .kv_rows = (uint32_t)call->kv_rows},
         .kv_scales = {.k_blocks = k[CACHE_BLOCKS].address,
