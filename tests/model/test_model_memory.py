@@ -363,6 +363,8 @@ def twice(
     found = model(capsys, *launch, status=0 if recorded > 1 or own <= 64 * KIB else 3)
     dram = found["dram_gbs"] * found["microseconds"] * 1e3
     assert dram == pytest.approx(size + found["reread_bytes"], rel=0.01)
+    launch[launch.index(str(size))] = "moved"  # all that moves again is in it
+    assert model(capsys, *launch)["reread_bytes"] == 0
     return found
 
 
