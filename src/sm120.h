@@ -168,6 +168,8 @@ typedef struct sm120_profile_row {
     sm120_profile_bytes bytes[24];    /* bytes that were moved, by path */
     uint64_t global_l2_accesses;      /* of global_accesses: those that need L2, if each CTA has an L1 of 32 KiB */
     uint64_t global_l2_sectors;       /* sectors that they take from or bring to L2 */
+    uint64_t global_reuse[24];        /* sectors that a CTA touches again and no other CTA touches, by the bytes of the
+                                       * CTA in between: [n] from 4096 * 2^(n/2), [0] also less */
 } sm120_profile_row;
 
 /* Open a profile: the virtual device counts by statement in all launches from now on, which take about twice as long.

@@ -63,7 +63,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bytes",
         metavar="N|moved",
-        help="bytes from and to DRAM, for a file; moved: all that its loads and stores move, if nothing is read twice",
+        help="bytes from and to DRAM, for a file, without what moves again, which --profile tells; moved: all that its "
+        "loads and stores move, if nothing is read twice",
     )
     parser.add_argument(
         "--block", metavar="X[,Y,Z]", help="threads of a CTA, for a file (default: .reqntid or .maxntid)"
@@ -198,6 +199,7 @@ def result(
         "add_gbs_of_the_chip": round(chip["add_bytes_per_clock"] * chip["sms"] * mhz / 1e3),
         "dram_gbs": round(prediction.dram_bytes / seconds / 1e9),
         "dram_known": dram_known,
+        "reread_bytes": round(prediction.reread_bytes),
         "dram_gbs_of_the_chip": chip["dram_gbs"],
         "branches": branches,
         "warps": model.warps,
@@ -244,6 +246,9 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
         if found["dram_known"]
         else ("DRAM", "not known", f"of {found['dram_gbs_of_the_chip']:,} GB/s: give --bytes"),
     ]  # fmt: skip
+    if prediction.reread_bytes:
+        note = "of DRAM: L2 has lost them when CTAs touch them again"
+        rows.append(("read again", f"{prediction.reread_bytes:,.0f} bytes", note))
     if prediction.add_bytes:
         rows.append(("adds in L2", f"{found['add_gbs']:,} GB/s", _limit(found, "add", chip)))
     if prediction.conflicts:

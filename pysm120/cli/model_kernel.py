@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pysm120.machine_code import sass
-from pysm120.model import files, predict, roles, splits, validation
+from pysm120.model import files, memory, predict, roles, splits, validation
 from pysm120.model import problem as problems
 from pysm120.model import record as records
 from pysm120.model.chips import Chip
@@ -194,6 +194,19 @@ class Kernel:
             raise InvalidArgumentError(message)
         return None if word is None else float(word)
 
+    def reread_bytes(self, model: KernelModel, ctas: int, tensor_bytes: float) -> float:
+        """Return the bytes that DRAM delivers again, as far as a profile tells which of them CTAs share."""
+        recording = model.recording
+        if recording is None or self.arguments.bytes == "moved":
+            return 0.0
+        found = memory.reread_bytes(model.chip, recording.launches[-1], ctas, model.slots, tensor_bytes)
+        if found and recording.launches[-1].ctas == 1 < ctas:
+            self.missing.append(
+                f"{found:,.0f} bytes come from DRAM again, unless CTAs share them: profile more CTAs than one"
+            )
+            return 0.0
+        return found
+
     def check_memory(self, prediction: Prediction, *, dram_known: bool) -> None:
         """Note what memory may need longer for than the prediction."""
         chip, mhz = self.chip, float(self.arguments.mhz or self.chip["mhz"])
@@ -283,8 +296,9 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
     kernel.check(model)
     others = kernel.others(model, rounds)
     dram = kernel.dram_bytes(model, rounds, others)
+    again = kernel.reread_bytes(model, len(rounds), held if dram is None else dram)
     prediction = predict.predict(
-        model, rounds, others=others, tensor_bytes=held, dram_bytes=dram, keep_events=keep_events
+        model, rounds, others=others, tensor_bytes=held, dram_bytes=dram, reread_bytes=again, keep_events=keep_events
     )
     if problem and of_keys:
         behind = of_keys.clocks(record, problem, chip)

@@ -1,8 +1,10 @@
-"""What L2 gives an SM while all SMs ask."""
+"""What L2 gives an SM while all SMs ask, and what it no longer holds when a CTA reads it again."""
 
 import dataclasses
 
 from pysm120.model.chips import Chip
+from pysm120.model.recorded import SECTOR_BYTES, Launch
+from pysm120.observe.profile import REUSE_RATIO
 
 
 def share(chip: Chip) -> float:
@@ -14,3 +16,32 @@ def shared(chip: Chip) -> Chip:
     """Return the chip with loads and cp.async that get no more than an SM's share of L2."""
     rate = min(float(chip["copy_bytes_per_clock"]), share(chip))
     return dataclasses.replace(chip, values={**chip.values, "load_bytes_per_clock": rate})
+
+
+def reread_bytes(chip: Chip, recorded: Launch, ctas: int, slots: int, tensor_bytes: float) -> float:
+    """Return the bytes that DRAM delivers again, because L2 has lost them when CTAs touch them again.
+
+    The resident CTAs interleave. So L2 holds a line from one touch to the next if all of them together touch no more in
+    between than L2 has: if the distance, in bytes of a CTA, is at most ``held``. Distances of a step, from ``least``
+    to ``REUSE_RATIO`` times as many bytes, count as evenly distributed.
+
+    Parameters
+    ----------
+    chip : Chip
+        The chip.
+    recorded : Launch
+        The recorded launch, with the sectors that its CTAs touched again by distance.
+    ctas, slots : int
+        CTAs of the launch; resident CTAs of an SM.
+    tensor_bytes : float
+        The size of all tensors: no launch touches more.
+
+    """
+    if tensor_bytes <= float(chip["l2_bytes"]):
+        return 0.0
+    held = float(chip["l2_bytes"]) / min(ctas, slots * int(chip["sms"]))
+    lost = sum(
+        sectors * min(1.0, max(0.0, (REUSE_RATIO - held / least) / (REUSE_RATIO - 1)))
+        for least, sectors in recorded.reuse.items()
+    )
+    return SECTOR_BYTES * lost * ctas / recorded.ctas

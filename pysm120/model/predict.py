@@ -43,6 +43,8 @@ class Prediction:
         Time of the launch.
     l2_bytes, dram_bytes, add_bytes : float
         Bytes that the launch moves from or to L2, and DRAM, and adds to L2.
+    reread_bytes : float
+        Those of ``dram_bytes`` that moved before, and that L2 has lost.
     bound : str
         What takes longest: "l2", "dram", "adds", or "sm" if memory is faster.
     conflicts : float
@@ -76,6 +78,7 @@ class Prediction:
     bound: str
     conflicts: float
     add_bytes: float
+    reread_bytes: float
 
 
 def flops_of(opcode: str) -> int:
@@ -205,6 +208,7 @@ def predict(
     others: Sequence[Other] = (),
     tensor_bytes: float = 0,
     dram_bytes: float | None = None,
+    reread_bytes: float = 0,
     keep_events: bool = False,
 ) -> Prediction:
     """Predict a launch.
@@ -221,6 +225,8 @@ def predict(
         The size of all tensors that the launch reads or writes; bytes that do not fit in L2 move from or to DRAM once.
     dram_bytes : float, optional
         The bytes that the launch moves from or to DRAM, if they are known.
+    reread_bytes : float
+        The bytes that DRAM delivers again besides.
     keep_events : bool
         Keep the events for a timeline.
 
@@ -237,7 +243,7 @@ def predict(
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
     besides = _besides(others, rounds)
     held = tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
-    dram = held if dram_bytes is None else dram_bytes
+    dram = (held if dram_bytes is None else dram_bytes) + reread_bytes
     start = float(chip["launch_clocks"])
     l2_clocks, dram_clocks = (
         start + count / (rate * per_clock) if count else 0.0
@@ -272,7 +278,7 @@ def predict(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
         _reasons(model, outcome, 2 * slots, least + _MORE),
         max(0.0, sum(flops(*launch) for launch in ((model, rounds), *besides))), events, l2, dram, bound,
-        conflicts(model, rounds), adds,
+        conflicts(model, rounds), adds, reread_bytes,
     )  # fmt: skip
 
 

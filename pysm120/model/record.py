@@ -16,7 +16,7 @@ from pysm120.model import work as works
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.model.paths import compute_warps
 from pysm120.model.problem import BACKWARD, Problem, tile_of
-from pysm120.model.recorded import Launch, Recording, banks_of, executed_of, in_shared, sectors_of
+from pysm120.model.recorded import Launch, Recording, banks_of, executed_of, in_shared, reuse_of, sectors_of
 from pysm120.observe import watch
 from pysm120.observe.profile import Counts, Statement
 from pysm120.runtime.device import Device
@@ -215,7 +215,7 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     """
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        fields = ("kernel", "row", "opcode", *_COUNTS)
+        fields = ("kernel", "row", "opcode", "global_reuse", *_COUNTS)
         rows = [{name: one[name] for name in fields} for one in document["statements"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"--profile is {str(path)!r}, which is not a file of `profile --json`: {error!r}"
@@ -227,9 +227,11 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     first = max(1, executed[min(row for row, count in executed.items() if count)])
     ctas = max(1, first // -(-threads // 32))
     banks, sectors = banks_of(statements, function.name), sectors_of(statements, function.name)
-    return roles.recording(function, Launch(executed, ctas, 0, banks, sectors), threads)
+    launch = Launch(executed, ctas, 0, banks, sectors, reuse_of(statements, function.name))
+    return roles.recording(function, launch, threads)
 
 
 def _statement(row: dict[str, Any]) -> Statement:
     counts: dict[str, Any] = {name: int(row[name]) for name in _COUNTS}
+    counts["global_reuse"] = {int(least): int(count) for least, count in row["global_reuse"].items()}
     return Statement(str(row["kernel"]), 0, "", 0, int(row["row"]), "", str(row["opcode"]), Counts(**counts))

@@ -61,7 +61,8 @@ class Sectors(NamedTuple):
 class Launch(NamedTuple):
     """The counts of one launch: how often warps executed the statement of each PTX line, its CTAs and their rounds.
 
-    ``banks`` has the lines with bank conflicts, ``sectors`` those with accesses of global memory.
+    ``banks`` has the lines with bank conflicts, ``sectors`` those with accesses of global memory, ``reuse`` the sectors
+    that CTAs touch again, by distance.
     """
 
     executed: Mapping[int, int]
@@ -69,6 +70,7 @@ class Launch(NamedTuple):
     rounds: float  # rounds of a CTA, on average
     banks: Mapping[int, Banks] = MappingProxyType({})
     sectors: Mapping[int, Sectors] = MappingProxyType({})
+    reuse: Mapping[int, int] = MappingProxyType({})
 
 
 def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
@@ -114,6 +116,11 @@ def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, Sectors
         elif _ACCESS.match(one.opcode):
             found.setdefault(one.row, Sectors(0.0))
     return found
+
+
+def reuse_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
+    """Return the sectors that the CTAs of a kernel touch again and no other CTA touches, by distance."""
+    return total(one.counts for one in statements if one.kernel == entry).global_reuse
 
 
 def in_shared(function: Function, statements: Sequence[Statement]) -> Function:

@@ -1,6 +1,7 @@
 """Profiles of the virtual device: counts by statement and by line."""
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Callable, Hashable, Iterable
@@ -14,6 +15,10 @@ from pysm120.runtime.ffi import PACKAGE, check, ffi, lib, new_struct, text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+REUSE_RATIO = math.sqrt(2)
+REUSE_BYTES = tuple(round(4096 * REUSE_RATIO**n) for n in range(24))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +46,9 @@ class Counts:
         Multiplications and additions of mma.
     bytes : dict
         Bytes that were moved, by path.
+    global_reuse : dict
+        Sectors that a CTA touches again and no other CTA touches, by the bytes of the CTA in between: those from one of
+        ``REUSE_BYTES`` to the next.
 
     """
 
@@ -61,6 +69,7 @@ class Counts:
     global_l2_sectors: int = 0
     tensor_flops: int = 0
     bytes: dict[str, int] = dataclasses.field(default_factory=dict)
+    global_reuse: dict[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def bank_conflicts(self) -> int:
@@ -96,19 +105,22 @@ TENSOR_RATES = (
     (re.compile(r"\.f64"), 4),
     (re.compile(""), 512),  # 16-bit operands with sums in f32
 )
-NUMBERS = tuple(field.name for field in dataclasses.fields(Counts) if field.name != "bytes")
+NUMBERS = tuple(field.name for field in dataclasses.fields(Counts) if field.type is int)
 
 
 def total(parts: Iterable[Counts]) -> Counts:
     """Return the sum of counts."""
     sums = dict.fromkeys(NUMBERS, 0)
     moved: dict[str, int] = {}
+    reuse: dict[int, int] = {}
     for part in parts:
         for name in NUMBERS:
             sums[name] += getattr(part, name)
         for path, count in part.bytes.items():
             moved[path] = moved.get(path, 0) + count
-    return Counts(**sums, bytes=moved)
+        for distance, count in part.global_reuse.items():
+            reuse[distance] = reuse.get(distance, 0) + count
+    return Counts(**sums, bytes=moved, global_reuse=reuse)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,6 +353,7 @@ def _read(pointer: Any) -> Iterable[Statement]:
             if part.path == ffi.NULL:
                 break
             moved[text(part.path)] = int(part.bytes)
-        counts = Counts(**{name: int(getattr(row, name)) for name in NUMBERS}, bytes=moved)
+        reuse = {least: int(n) for least, n in zip(REUSE_BYTES, row.global_reuse, strict=True) if n}
+        counts = Counts(**{name: int(getattr(row, name)) for name in NUMBERS}, bytes=moved, global_reuse=reuse)
         place = text(row.file), row.line, row.row
         yield Statement(text(row.kernel), row.index, *place, text(row.text), text(row.opcode), counts)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pysm120 import __main__
-from pysm120.model import chips
+from pysm120.model import chips, memory
+from pysm120.model.recorded import Launch
 
 pytestmark = pytest.mark.virtual
 
@@ -298,3 +299,108 @@ def test_tiles_that_are_loaded_ahead_come_from_l2(tmp_path: Path, capsys: pytest
     launch = [str(path), "--ctas", "100", "--rounds", "64"]
     near, far = (model(capsys, *launch, "--bytes", str(size)) for size in (half, half + 1))
     assert far["clocks_per_round"] == near["clocks_per_round"]
+
+
+# Every CTA reads `own` bytes twice and writes 1 KiB. `apart`: bytes from the first ones of a CTA to those of the next.
+TWICE = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry twice(.param .u64 x, .param .u64 y, .param .u32 own, .param .u32 apart)
+.reqntid 256
+{
+    .reg .b64 p, q, at;
+    .reg .b32 n, i, tid, cta, far, time;
+    .reg .f32 a, sum;
+    .reg .pred more;
+    ld.param.u64 p, [x];
+    ld.param.u64 q, [y];
+    ld.param.u32 n, [own];
+    ld.param.u32 far, [apart];
+    mov.u32 tid, %tid.x;
+    mov.u32 cta, %ctaid.x;
+    mul.wide.u32 at, cta, far;
+    add.u64 p, p, at;
+    mul.wide.u32 at, cta, 1024;
+    add.u64 q, q, at;
+    mul.wide.u32 at, tid, 4;
+    add.u64 p, p, at;
+    add.u64 q, q, at;
+    mov.f32 sum, 0f00000000;
+    mov.u32 time, 0;
+twice:
+    mov.u64 at, p;
+    mov.u32 i, 0;
+again:
+.pragma "nounroll";
+    ld.global.f32 a, [at];
+    add.f32 sum, sum, a;
+    add.u64 at, at, 1024;
+    add.u32 i, i, 1024;
+    setp.lt.u32 more, i, n;
+@more bra again;
+    add.u32 time, time, 1;
+    setp.lt.u32 more, time, 2;
+@more bra twice;
+    st.global.f32 [q], sum;
+    ret;
+}
+"""
+KIB, CTAS = 1024, 2040  # 6 of 256 threads are resident on each of 170 SMs; L2 has 96 MiB, 96.4 KiB for each of 1020
+
+
+def twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], own: int, *, apart: int, recorded: int = 2, ctas: int = CTAS
+) -> dict[str, Any]:
+    """Return the prediction of a launch whose profile has `recorded` CTAs."""
+    path = tmp_path / "k.ptx"
+    path.write_text(TWICE)
+    command = ["profile", str(path), "--grid", str(recorded), "--block", "256", "--json", f"{tmp_path}/p.json"]
+    arguments = [f"f32[{recorded * own // 4}]:ones", f"f32[{256 * recorded}]", f"u32:{own}", f"u32:{apart}"]
+    assert __main__.main([*command, *arguments]) == 0
+    capsys.readouterr()
+    size = ctas * (own + KIB)
+    launch = [str(path), "--ctas", str(ctas), "--bytes", str(size), "--profile", f"{tmp_path}/p.json"]
+    found = model(capsys, *launch, status=0 if recorded > 1 or own <= 64 * KIB else 3)
+    dram = found["dram_gbs"] * found["microseconds"] * 1e3
+    assert dram == pytest.approx(size + found["reread_bytes"], rel=0.01)
+    launch[launch.index(str(size))] = "moved"  # all that moves again is in it
+    assert model(capsys, *launch)["reread_bytes"] == 0
+    return found
+
+
+def test_what_l2_loses_comes_from_dram_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = twice(tmp_path, capsys, 128 * KIB, apart=128 * KIB)
+    assert lost["reread_bytes"] == CTAS * 128 * KIB
+    assert lost["bound"] == "dram"
+    held = twice(tmp_path, capsys, 64 * KIB, apart=64 * KIB)
+    assert held["reread_bytes"] == 0
+    assert lost["microseconds"] > 3.5 * held["microseconds"]  # four times the bytes
+    few = twice(tmp_path, capsys, 128 * KIB, apart=128 * KIB, ctas=510)  # 64 MiB on the whole chip
+    assert few["reread_bytes"] == 0
+
+
+def test_what_ctas_share_stays_in_l2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert twice(tmp_path, capsys, 128 * KIB, apart=0)["reread_bytes"] == 0
+    # One CTA does not tell what others share.
+    unknown = twice(tmp_path, capsys, 128 * KIB, apart=0, recorded=1)
+    assert unknown["reread_bytes"] == 0
+    assert unknown["incomplete"] == [
+        f"{CTAS * 128 * KIB:,} bytes come from DRAM again, unless CTAs share them: profile more CTAs than one"
+    ]
+    assert twice(tmp_path, capsys, 64 * KIB, apart=0, recorded=1)["incomplete"] == []
+
+
+@pytest.mark.parametrize(
+    ("slots", "tensors", "lost"),
+    [
+        (6, 1 << 30, 1.0),  # L2 holds 96.4 KiB of each CTA, less than 128
+        (3, 1 << 30, 0.0),  # 192.8 KiB, more than 181
+        (4, 1 << 30, 0.6876),  # 144.6 KiB: of 128 to 181.0 KiB, those above
+        (6, 96 << 20, 0.0),  # all tensors fit in L2
+    ],
+)
+def test_how_much_l2_loses(slots: int, tensors: int, lost: float) -> None:
+    chip = chips.load("rtx5090")
+    recorded = Launch({}, 2, 1.0, reuse={128 * KIB: 500, 4 * KIB: 100})
+    found = memory.reread_bytes(chip, recorded, 10000, slots, tensors)
+    assert found == pytest.approx(lost * 32 * 500 / 2 * 10000, rel=1e-3)

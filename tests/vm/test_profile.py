@@ -668,3 +668,66 @@ def test_l1_holds_sectors(device: pysm120.Device) -> None:
         )  # fmt: skip
     first, second = (statement(p, word).counts for word in ("ld.global.b32 t0", "ld.global.v4"))
     assert (first.global_l2_sectors, second.global_l2_sectors) == (32, 0)  # the first 16 bytes are in the same sector
+
+
+# ---- reuse of global memory ---------------------------------------------------------
+
+SWEEP = """
+    mov.b64 at, {array};
+    mov.u32 i, 0;
+{array}_{time}:
+    ld.global.b32 t, [at]; // {array} {time}
+    add.u64 at, at, 128;
+    add.u32 i, i, 1;
+    setp.lt.u32 p, i, lines;
+    @p bra {array}_{time};
+"""
+# Every warp reads lines of its own twice, then as many lines that all warps read, twice.
+AGAIN = (
+    HEAD
+    + """
+.visible .entry again(.param .u64 param_own, .param .u64 param_common, .param .u32 param_lines)
+{
+    .reg .pred p;
+    .reg .b32 lane, warp, lines, warps, i, t;
+    .reg .b64 own, common, at;
+    ld.param.u64 own, [param_own];
+    ld.param.u64 common, [param_common];
+    ld.param.u32 lines, [param_lines];
+    mov.u32 t, %tid.x;
+    and.b32 lane, t, 31;
+    shr.u32 warp, t, 5;
+    mov.u32 t, %ctaid.x;
+    mov.u32 warps, %ntid.x;
+    shr.u32 warps, warps, 5;
+    mad.lo.u32 warp, t, warps, warp;
+    mul.lo.u32 t, warp, lines;
+    mad.wide.u32 own, t, 128, own;
+    mad.wide.u32 own, lane, 4, own;
+    mad.wide.u32 common, lane, 4, common;
+"""
+    + "".join(SWEEP.format(array=array, time=time) for array in ("own", "common") for time in ("first", "second"))
+    + "    ret;\n}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("ctas", "warps", "lines", "own", "common"),
+    [
+        (1, 1, 80, {8192: 320}, {8192: 320}),  # 320 sectors are 10 KiB; nobody else reads what is common
+        (3, 1, 80, {4096: 960}, {}),  # half of what a warp reads is its own: 5 KiB
+        (3, 4, 80, {16384: 3840}, {}),  # the four warps of a CTA read 20 KiB of their own meanwhile
+        (2, 4, 30, {}, {}),  # 120 sectors again are near
+    ],
+)
+def test_what_a_cta_reads_again(
+    device: pysm120.Device, ctas: int, warps: int, lines: int, own: dict[int, int], common: dict[int, int]
+) -> None:
+    """By distance in bytes of its own; lines that other CTAs read do not count."""
+    module = device.load(AGAIN)
+    arrays = device.zeros(ctas * warps * lines * 32, np.uint32), device.zeros(lines * 32, np.uint32)
+    with device.profile() as p:
+        module["again"](ctas, warps * WARP, *arrays, np.uint32(lines))
+    loads = [s for s in p.statements if s.opcode == "ld" and "global" in s.text]
+    assert [s.counts.global_reuse for s in loads] == [{}, own, {}, common]
+    assert p.total.global_reuse == {step: own.get(step, 0) + common.get(step, 0) for step in {*own, *common}}

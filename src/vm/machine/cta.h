@@ -74,6 +74,7 @@ struct warp {
     uint32_t async_group[WARP];      /* committed cp.async groups */
     uint32_t maximum, adjusted,
         adjusted_pc;                   /* setmaxnreg: registers (0: unknown), a hash of those executed, the last */
+    uint32_t touched;                  /* reuse.c: sectors of global memory */
     uint32_t cluster[2];               /* lanes that have arrived in an even or odd phase, and not waited for it */
     struct call *calls;                /* [depth][lane] */
     uint32_t depth[WARP], frame[WARP]; /* call depth of each lane; local address of its frame */
@@ -141,6 +142,7 @@ struct cta {
     struct defined *defined; /* defined.h; reused by launches at level full */
     int watches_lanes;       /* at level full */
     uint64_t executed;       /* warp instructions */
+    uint32_t touched;        /* reuse.c: the most of a warp */
     uint32_t left;           /* warps that have not ended */
     uint32_t hopeless, fruitless, blocked, progressed;
     uint64_t changes, work, changes_base, work_base; /* poll.c: totals of this CTA; totals of its worker before it */

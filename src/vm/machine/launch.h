@@ -80,6 +80,7 @@ struct launch {
     const struct watcher *watcher[4]; /* watch.h */
     uint32_t watchers;
     struct profile *profile; /* NULL: no profile is recorded */
+    struct reuse *reuse;     /* reuse.c, of the profile */
     struct trace *trace;     /* trace.c; NULL: not traced */
     struct launch *following;
     uint64_t number; /* number of this launch in the process, from 1 */

@@ -21,19 +21,22 @@
 #include "vm/observe/cost.h"
 #include "vm/observe/l1.h"
 #include "vm/observe/reach.h"
+#include "vm/observe/reuse.h"
 
 enum { TEXT_BYTES = 400 };
 
-/* The counts: the members of sm120_profile_row, in order, then the bytes by path. */
+/* The counts: the members of sm120_profile_row, in order, then the bytes by path, then the reuse by distance. */
 enum {
 #define X(member) COUNT_##member,
     PROFILE_COUNTS(X)
 #undef X
         COUNT_bytes,
-    COUNTS = COUNT_bytes + TRAFFIC_COUNT
+    COUNT_reuse = COUNT_bytes + TRAFFIC_COUNT,
+    COUNTS = COUNT_reuse + REUSE_STEPS
 };
 _Static_assert(TRAFFIC_COUNT < sizeof((sm120_profile_row *)0)->bytes / sizeof(sm120_profile_bytes),
                "a row holds all paths and a terminator");
+_Static_assert(REUSE_STEPS == sizeof((sm120_profile_row *)0)->global_reuse / sizeof(uint64_t), "a row holds all steps");
 
 /* ---- tables -------------------------------------------------------------------------------------------------- */
 
@@ -247,7 +250,13 @@ static void add_side(struct profile_worker *own, const struct event *e, const st
         const uint32_t sectors = is_cached ? l1_load(&own->l1, e->warp->cta->linear, global, address) : cost.sectors;
         pending[COUNT_global_l2_accesses] += sectors != 0;
         pending[COUNT_global_l2_sectors] += sectors;
+        reuse_touch(e->warp->cta->launch->reuse, e->warp, e->pc, global, address);
     }
+}
+
+static bool start(struct cta *cta) {
+    reuse_start(cta);
+    return true;
 }
 
 /* Compute the counts before the instruction runs, because it may overwrite the registers of its addresses. */
@@ -291,7 +300,7 @@ static void moved(struct warp *w, const struct async_op *op) {
     note_moved(w->worker, op->pc);
 }
 
-static const struct watcher watcher = {.before = before, .after = after, .moved = moved};
+static const struct watcher watcher = {.start = start, .before = before, .after = after, .moved = moved};
 
 /* ---- launches and threads ------------------------------------------------------------------------------------ */
 
@@ -301,21 +310,10 @@ void profile_join(struct launch *launch) {
     launch->profile = device->profile;
     if (launch->profile != NULL) {
         ++launch->profile->launches;
+        launch->reuse = reuse_open();
         launch->watcher[launch->watchers++] = &watcher;
     }
     mutex_unlock(&device->counter_lock);
-}
-
-void profile_leave(struct launch *launch) {
-    struct profile *const profile = launch->profile;
-    if (profile == NULL) {
-        return;
-    }
-    mutex_lock(&launch->device->counter_lock);
-    if (--profile->launches == 0 && profile->has_ended) {
-        discard(profile);
-    }
-    mutex_unlock(&launch->device->counter_lock);
 }
 
 static void free_counts(struct worker *worker) {
@@ -339,7 +337,7 @@ bool profile_worker_open(struct worker *worker) {
         own->count = calloc(f->length + 1u, sizeof *own->count);
         own->class = calloc(f->length + 1u, 1);
     }
-    if (own == NULL || own->count == NULL || own->class == NULL) {
+    if (own == NULL || own->count == NULL || own->class == NULL || worker->launch->reuse == NULL) {
         free_counts(worker);
         return false;
     }
@@ -351,41 +349,82 @@ bool profile_worker_open(struct worker *worker) {
 
 /* Add the counts of the instructions of each statement. A statement is counted when the instruction with its opcode
  * has run. */
-static void add_counts(struct profile_kernel *kernel, const struct CUfunc_st *f, const struct profile_worker *own) {
+static void add_counts(struct profile_kernel *kernel, const struct CUfunc_st *f, uint64_t (*const count)[COUNTS]) {
     struct profile_row *row = kernel->rows;
     for (uint32_t pc = 0; pc < f->length; ++row) {
         const uint32_t end = statement_end(f, pc), head = statement_head(f, pc, end);
         for (; pc < end; ++pc) {
             for (uint32_t k = 0; k < COUNTS; ++k) {
                 if (k > COUNT_predicated_off || pc == head) {
-                    row->count[k] += own->count[pc][k];
+                    row->count[k] += count[pc][k];
                 }
             }
         }
     }
 }
 
-void profile_worker_close(struct worker *worker) {
-    struct launch *const launch = worker->launch;
-    if (worker->profile == NULL) {
-        return;
-    }
-    mutex_lock(&launch->device->counter_lock);
-    struct profile_kernel *const kernel = find_table(launch->profile, launch->function);
-    if (kernel != NULL) {
-        add_counts(kernel, launch->function, worker->profile);
-    }
-    mutex_unlock(&launch->device->counter_lock);
-    free_counts(worker);
-    if (kernel != NULL) {
-        return;
-    }
+/* End a launch that lacks memory for its counts. */
+static void fail_without_memory(struct launch *launch) {
     mutex_lock(&launch->lock);
     if (launch->result == CUDA_SUCCESS) {
         launch->result = CUDA_ERROR_OUT_OF_MEMORY;
         strcpy(launch->fault, "out of host memory for the profile");
     }
     mutex_unlock(&launch->lock);
+}
+
+/* Add counts by pc to the table of a launch's kernel. */
+static void add_to_table(struct launch *launch, uint64_t (*const count)[COUNTS]) {
+    mutex_lock(&launch->device->counter_lock);
+    struct profile_kernel *const kernel = count != NULL ? find_table(launch->profile, launch->function) : NULL;
+    if (kernel != NULL) {
+        add_counts(kernel, launch->function, count);
+    }
+    mutex_unlock(&launch->device->counter_lock);
+    if (kernel == NULL) {
+        fail_without_memory(launch);
+    }
+}
+
+void profile_worker_close(struct worker *worker) {
+    if (worker->profile != NULL) {
+        add_to_table(worker->launch, worker->profile->count);
+        free_counts(worker);
+    }
+}
+
+static void add_reuse(void *to, uint32_t pc, uint32_t step, uint64_t sectors) {
+    uint64_t (*const count)[COUNTS] = to;
+    count[pc][COUNT_reuse + step] += sectors;
+}
+
+/* Add what the CTAs of a launch touched again. */
+static void close_reuse(struct launch *launch) {
+    struct reuse *const reuse = launch->reuse;
+    if (reuse == NULL) {
+        return;
+    }
+    uint64_t (*const count)[COUNTS] =
+        reuse_is_exhausted(reuse) ? NULL : calloc(launch->function->length + 1u, sizeof *count);
+    if (count != NULL) {
+        reuse_read(reuse, launch->ranks, add_reuse, count);
+    }
+    add_to_table(launch, count);
+    free(count);
+    reuse_close(reuse);
+}
+
+void profile_leave(struct launch *launch) {
+    struct profile *const profile = launch->profile;
+    if (profile == NULL) {
+        return;
+    }
+    close_reuse(launch);
+    mutex_lock(&launch->device->counter_lock);
+    if (--profile->launches == 0 && profile->has_ended) {
+        discard(profile);
+    }
+    mutex_unlock(&launch->device->counter_lock);
 }
 
 /* ---- the device ---------------------------------------------------------------------------------------------- */
@@ -435,6 +474,7 @@ static void fill(sm120_profile_row *row, const struct profile_kernel *kernel, ui
 #define X(member) row->member = from->count[COUNT_##member];
     PROFILE_COUNTS(X)
 #undef X
+    memcpy(row->global_reuse, from->count + COUNT_reuse, sizeof row->global_reuse);
     memset(row->bytes, 0, sizeof row->bytes);
     for (uint32_t k = 0; k < TRAFFIC_COUNT; ++k) {
         if (from->count[COUNT_bytes + k] != 0) {

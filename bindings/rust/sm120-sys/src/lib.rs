@@ -206,6 +206,7 @@ pub struct sm120_profile_row {
     pub bytes: [sm120_profile_bytes; 24],
     pub global_l2_accesses: u64,
     pub global_l2_sectors: u64,
+    pub global_reuse: [u64; 24],
 }
 
 impl Default for sm120_profile_row {
@@ -1025,7 +1026,7 @@ impl Default for sm120_matvec_args {
 const _: () = {
     assert!(core::mem::size_of::<sm120_device_info>() == 200);
     assert!(core::mem::size_of::<sm120_profile_bytes>() == 16);
-    assert!(core::mem::size_of::<sm120_profile_row>() == 560);
+    assert!(core::mem::size_of::<sm120_profile_row>() == 752);
     assert!(core::mem::size_of::<sm120_copy_piece>() == 32);
     assert!(core::mem::size_of::<sm120_kernel_info>() == 152);
     assert!(core::mem::size_of::<sm120_parameter_info>() == 88);
