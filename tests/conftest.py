@@ -25,7 +25,7 @@ collect_ignore = (
 collect_ignore += (
     [] if HAS_JAX else [f"ops/{name}.py" for name in ("test_jax", "test_jax_handlers", "test_jax_transformations")]
 )
-collect_ignore += [] if HAS_TORCH else ["ops/test_torch.py"]
+collect_ignore += [] if HAS_TORCH else ["ops/test_torch.py", "ops/test_torch_graphs.py"]
 collect_ignore += [] if platforms.chosen() else ["runtime/test_platforms.py"]
 
 

@@ -13,10 +13,12 @@ from pysm120.ops.options import flag, number
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 from pysm120.runtime.ffi import cast
+from pysm120.runtime.untraced import untraced
 
 _NEAR = 2.0**-10  # descale_s * scale_s from 1: both may have been rounded
 
 
+@untraced
 def sdpa_fp8(
     q: Any,
     k: Any,

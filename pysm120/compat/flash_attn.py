@@ -17,10 +17,12 @@ from pysm120.ops.operands import device_of, narrowed
 from pysm120.ops.options import ends, flag, integer, number, precision_of
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import Error, InvalidArgumentError, UnsupportedError
+from pysm120.runtime.untraced import untraced
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+@untraced
 def flash_attn_func(
     q: Any,
     k: Any,
@@ -105,6 +107,7 @@ def _with_the_rest(function: Callable[..., Any]) -> Callable[[_Function], _Funct
     return decorate
 
 
+@untraced
 @_with_the_rest(flash_attn_func)
 def flash_attn_kvpacked_func(q: Any, kv: Any, *rest: Any, **options: Any) -> Any:
     """Return `flash_attn_func` of keys and values in one array ``kv``, shape (B, Sk, 2, Hkv, D)."""
@@ -112,6 +115,7 @@ def flash_attn_kvpacked_func(q: Any, kv: Any, *rest: Any, **options: Any) -> Any
     return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *rest, **options)
 
 
+@untraced
 @_with_the_rest(flash_attn_func)
 def flash_attn_qkvpacked_func(qkv: Any, *rest: Any, **options: Any) -> Any:
     """Return `flash_attn_func` of queries, keys and values in one array ``qkv``, shape (B, S, 3, H, D)."""
@@ -119,6 +123,7 @@ def flash_attn_qkvpacked_func(qkv: Any, *rest: Any, **options: Any) -> Any:
     return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *rest, **options)
 
 
+@untraced
 def flash_attn_varlen_func(
     q: Any,
     k: Any,
@@ -188,6 +193,7 @@ def flash_attn_varlen_func(
     return (*out, None) if return_attn_probs else out
 
 
+@untraced
 def flash_attn_with_kvcache(
     q: Any,
     k_cache: Any,

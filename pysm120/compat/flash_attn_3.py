@@ -6,8 +6,10 @@ from pysm120.ops.attention import attention, attention_varlen
 from pysm120.ops.options import ends
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import UnsupportedError
+from pysm120.runtime.untraced import untraced
 
 
+@untraced
 def flash_attn_func(
     q: Any,
     k: Any,
@@ -91,6 +93,7 @@ def flash_attn_func(
     )
 
 
+@untraced
 def flash_attn_varlen_func(
     q: Any,
     k: Any,

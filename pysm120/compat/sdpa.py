@@ -11,12 +11,14 @@ from pysm120.ops.attention import attention
 from pysm120.ops.options import number
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
+from pysm120.runtime.untraced import untraced
 
 _MATRIX = 2
 _HEADS = 3  # axes of heads and rows, counted from the end
 _MASK_DTYPES = ("bool", "float64", "float32", "float16", "bfloat16")
 
 
+@untraced
 def scaled_dot_product_attention(
     query: Any,
     key: Any,

@@ -23,6 +23,7 @@ from pysm120.ops.tiles import MXFP8Tiles
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.dlpack import SupportsDLPack
+from pysm120.runtime.untraced import untraced
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -82,6 +83,7 @@ def attention(
     return_lse: Literal[True],
     **rest: "Unpack[_Rest]",
 ) -> tuple[AnyArray, AnyArray]: ...
+@untraced
 def attention(
     q: Any,
     k: Any,
@@ -270,6 +272,7 @@ def attention(
     return (computed, sums) if return_lse else computed
 
 
+@untraced
 def attention_varlen(
     q: Any,
     k: Any,

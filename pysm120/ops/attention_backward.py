@@ -31,6 +31,7 @@ from pysm120.ops.table import F32, FLOATS, Input, Output
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.untraced import untraced
 
 
 class _Options(NamedTuple):
@@ -143,6 +144,7 @@ def _check_dmask(mask: Any) -> None:
         raise TypeError(message)
 
 
+@untraced
 def attention_backward(
     dout: AnyArray,
     q: AnyArray,
@@ -288,6 +290,7 @@ def attention_backward(
     return tuple(x for x in made if x is not None)
 
 
+@untraced
 def attention_varlen_backward(
     dout: AnyArray,
     q: AnyArray,

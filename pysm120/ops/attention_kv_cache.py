@@ -16,6 +16,7 @@ from pysm120.ops.table import E4M3, E5M2, E8M0, F32, FLOATS, I32, U8, Input, Out
 from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.untraced import untraced
 
 _HALVES = FLOATS[1:]
 _FLAGS = (np.dtype(np.bool_), *U8)
@@ -170,6 +171,7 @@ def _kind_of(cache: Cache) -> str:
 _LIST_PARTS = 3
 
 
+@untraced
 def attention_with_kv_cache(
     q: Any,
     k_cache: Any,
@@ -330,6 +332,7 @@ _MERGE = Operation(
 _STATES_RANK = 5
 
 
+@untraced
 def merge_states(
     outs: AnyArray,
     lses: AnyArray,

@@ -108,9 +108,7 @@ class Operation:
         except (AttributeError, TypeError):  # not all are Arrays, or an argument is wrong
             plan = None
         if plan is None:
-            call = foreign.untraced(self._from_anywhere)
-            found: list[Any] = call(list(given), list(results), options, device, stream, workspace)
-            return found
+            return self._from_anywhere(list(given), list(results), options, device, stream, workspace)
         return self._launch(plan, given[0].device, given, results, stream, workspace)
 
     @property

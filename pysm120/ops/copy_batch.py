@@ -14,6 +14,7 @@ from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device, as_device, shared_device
 from pysm120.runtime.errors import Error, InvalidArgumentError
 from pysm120.runtime.ffi import cast, check, check_running, lib
+from pysm120.runtime.untraced import untraced
 
 _PIECE = np.dtype([("to", "u8"), ("from", "u8"), ("bytes", "u8"), ("first", "u8")])  # sm120_copy_piece
 _PARTS = ("dst", "src", "nbytes")
@@ -41,6 +42,7 @@ class CopyList:
 
     """
 
+    @untraced
     def __init__(self, pieces: Iterable[tuple[Any, Any, int]], *, device: Device | str | None = None) -> None:
         listed: Any = pieces
         if not isinstance(listed, Iterable):
@@ -106,6 +108,7 @@ class CopyList:
             )
 
 
+@untraced
 def copy_batch(
     pieces: CopyList | Iterable[tuple[Any, Any, int]],
     *,

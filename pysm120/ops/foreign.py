@@ -5,7 +5,7 @@ Nothing is imported here: who has an array of a library has imported that librar
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,15 +30,6 @@ def is_foreign(x: Any) -> bool:
 def is_traced(x: Any) -> bool:
     """Whether x stands for an array inside a transformation of JAX."""
     return isinstance(x, getattr(sys.modules.get("jax.core"), "Tracer", ()))
-
-
-def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that torch.compile calls instead of tracing it, if the process has used torch.compile.
-
-    Dynamo fails on arrays' protocols. A graph is interrupted here; one that must be whole is refused by Dynamo.
-    """
-    dynamo = sys.modules.get("torch._dynamo")
-    return function if dynamo is None else dynamo.disable(function)
 
 
 def library_of(x: Any) -> Any:

@@ -17,6 +17,7 @@ from pysm120.ops.table import E4M3, E5M2, E8M0, F32, FLOATS, I32, I64, U8, Input
 from pysm120.runtime.arrays import dtype_of
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.untraced import untraced
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _ELEMENTS = {"mxfp8": E4M3, "nvfp4": U8, "plain": (*FLOATS, *E4M3, *E5M2)}
@@ -175,6 +176,7 @@ class _Call(NamedTuple):
         return cls(operation, k, v, inputs, _Options(flag(v_swizzled, "v_swizzled"), sizes))
 
 
+@untraced
 def kv_cache_append(
     k: Any,
     v: Any,
@@ -307,6 +309,7 @@ def _check_room(k: Any, cache: Cache, page_table: Any) -> None:
         raise InvalidArgumentError(message)
 
 
+@untraced
 def kv_cache_gather(
     k_cache: Any,
     v_cache: Any,

@@ -15,6 +15,7 @@ from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import lib
 from pysm120.runtime.shapes import Shape
+from pysm120.runtime.untraced import untraced
 
 
 class _Options(NamedTuple):
@@ -50,6 +51,7 @@ _RANKS = (1, 2)
 _EXPERTS = 3  # dimensions of a stack of matrices
 
 
+@untraced
 def matvec(
     w: QuantizedMatrix,
     x: AnyArray,
@@ -120,12 +122,11 @@ def matvec(
 
     """
     others = {"bias": bias, "experts": experts, "up": None, "activation": 0, "activations": _precision(activations)}
-    computed: AnyArray = foreign.untraced(_product)(
-        w, x, others, out, out_dtype, device_of(w, device), stream, workspace
-    )
+    computed: AnyArray = _product(w, x, others, out, out_dtype, device_of(w, device), stream, workspace)
     return computed
 
 
+@untraced
 def matvec_glu(
     gate: QuantizedMatrix,
     up: QuantizedMatrix,
@@ -175,7 +176,7 @@ def matvec_glu(
     number = _ACTIVATIONS[one_of(activation, "activation", tuple(_ACTIVATIONS))]
     others = {"bias": None, "experts": experts, "up": up.data, "activation": number}
     others["activations"] = _precision(activations)
-    computed: AnyArray = foreign.untraced(_product)(gate, x, others, out, out_dtype, place, stream, workspace)
+    computed: AnyArray = _product(gate, x, others, out, out_dtype, place, stream, workspace)
     return computed
 
 

@@ -13,6 +13,7 @@ from pysm120.ops.table import E4M3, E8M0, F32, I32, U8, Input, Output
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import lib
+from pysm120.runtime.untraced import untraced
 
 _HEAD_STEP = 8
 _NV_BLOCK = 16
@@ -80,6 +81,7 @@ _AXES = {-1: lib.SM120_ALONG_HEAD_DIM, -2: lib.SM120_ALONG_ROWS}
 _ROUNDINGS = {"up": lib.SM120_SCALE_UP, "floor": lib.SM120_SCALE_FLOOR}
 
 
+@untraced
 def quantize_mxfp8(
     x: AnyArray,
     *,
@@ -212,6 +214,7 @@ def _nvfp4(axis: int, layout: str) -> Operation:
 _NVFP4 = {(axis, layout): _nvfp4(axis, layout) for axis in _AXES for layout in _LAYOUTS}
 
 
+@untraced
 def quantize_nvfp4(
     x: AnyArray,
     *,
@@ -325,6 +328,7 @@ def _repacking(source: str, target: str) -> Operation:
 _REPACKING = {(source, target): _repacking(source, target) for source in _LAYOUTS for target in _LAYOUTS}
 
 
+@untraced
 def repack_scales(
     scales: AnyArray,
     source: str,

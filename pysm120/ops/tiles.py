@@ -17,6 +17,7 @@ from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import lib
 from pysm120.runtime.module import builtins
+from pysm120.runtime.untraced import untraced
 
 ROWS = 64  # of a tile
 _COLUMNS = (64, 128, 256)
@@ -162,6 +163,7 @@ _PACKED = Operation(
 )
 
 
+@untraced
 def quantize_mxfp8_tiles(
     x: Any,
     operand: str,

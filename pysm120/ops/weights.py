@@ -18,6 +18,7 @@ from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 from pysm120.runtime.ffi import check, ffi, lib
 from pysm120.runtime.module import constants
 from pysm120.runtime.shapes import Shape
+from pysm120.runtime.untraced import untraced
 
 U8: tuple[Dtype, ...] = (np.dtype(np.uint8),)
 TYPES: dict[str, int] = {
@@ -85,6 +86,7 @@ class QuantizedMatrix:
         self.data, self.type, self.shape, self.layout = data, type, _shape_of(shape), layout
 
     @classmethod
+    @untraced
     def from_gguf(
         cls,
         raw: Any,
@@ -161,6 +163,7 @@ class QuantizedMatrix:
         return f"QuantizedMatrix({' x '.join(map(str, self.shape))}, {self.type}, {self.layout}, on {self.device})"
 
 
+@untraced
 def dequantize(
     w: QuantizedMatrix,
     dtype: npt.DTypeLike = np.float32,
@@ -215,6 +218,7 @@ def dequantize(
     return made if out is None else out
 
 
+@untraced
 def repack(w: QuantizedMatrix, *, device: Device | str | None = None, stream: Any = None) -> QuantizedMatrix:
     """Return a matrix of quantised weights in the packed layout, which `matvec` reads faster.
 

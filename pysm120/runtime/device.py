@@ -22,6 +22,7 @@ from pysm120.runtime.context import Context
 from pysm120.runtime.errors import InvalidProgramError, VirtualDeviceWarning, require_type
 from pysm120.runtime.module import Kernel, Module, builtin_kernels
 from pysm120.runtime.tensor_map import TensorMap
+from pysm120.runtime.untraced import untraced
 
 
 class Device(Context):
@@ -111,6 +112,7 @@ class Device(Context):
         """
         return arrays.pinned(self, shape, dtype)
 
+    @untraced
     def from_dlpack(self, x: dlpack.SupportsDLPack, *, copy: bool | None = None, stream: Any = None) -> arrays.Array:
         """Return the array of another library, by DLPack.
 

@@ -385,23 +385,6 @@ def test_tensors_that_are_not_exported(device: pysm120.Device, rng: np.random.Ge
         api.attention(**given | {"k": k}, device=device)
 
 
-def test_torch_compile_does_not_trace_operations(
-    device: pysm120.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the process has used torch.compile, it calls operations on arrays of other libraries as they are."""
-    called: list[str] = []
-
-    def disable(function: Callable[..., Any]) -> Callable[..., Any]:
-        called.append(function.__name__)
-        return function
-
-    monkeypatch.setitem(sys.modules, "torch._dynamo", types.SimpleNamespace(disable=disable))
-    x = Tensor(numbers(rng, 1, 4, 1, 32))
-    api.attention(x, x, x, device=device)
-    api.matvec(_weights(device), Tensor(numbers(rng, 256, dtype=np.float32)))
-    assert called[:2] == ["_from_anywhere", "_product"]
-
-
 def test_types_of_a_user_have_the_library_of_their_base(device: pysm120.Device, rng: np.random.Generator) -> None:
     x = Parameter(numbers(rng, 1, 4, 1, 32))
     assert type(api.attention(x, x, x, device=device)) is Tensor

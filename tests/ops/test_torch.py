@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -298,19 +297,6 @@ def test_operations_on_arrays_say_what_computes_gradients(device_name: str, plac
     x = torch.zeros((1, 4, 2, 32), dtype=torch.float16, device=place, requires_grad=True)
     with pytest.raises(ValueError, match=r"^q requires gradients: give \.detach\(\) of it, or call pysm120\.torch"):
         pysm120.attention(x, x, x, device=device_name)
-
-
-def test_operations_on_arrays_interrupt_a_graph(device: pysm120.Device, place: str, rng: np.random.Generator) -> None:
-    """Dynamo would fail on protocols of tensors, with an error of its own."""
-    x = torch.tensor(rng.standard_normal((1, 4, 2, 64)), dtype=torch.float16, device=place)
-    w = pysm120.QuantizedMatrix.from_gguf(bytes(range(34)) * 8, "Q8_0", (4, 64), device=device)
-    calls: list[Callable[[Any], Any]] = [
-        lambda x: 2 * pysm120.attention(x, x, x, device=device),
-        lambda x: 2 * pysm120.matvec(w, x[0, 0, 0].float()),
-    ]
-    for call in calls:
-        torch._dynamo.reset()
-        assert torch.equal(torch.compile(call, backend="eager")(x), call(x))
 
 
 def test_second_derivatives_are_refused(device_name: str, place: str) -> None:
