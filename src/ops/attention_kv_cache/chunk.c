@@ -74,8 +74,8 @@ static int64_t copied_at_once(const struct cached *call) {
  * in 16 bits from the L2, a reading. All terms are proportional to the head sizes, so these cancel.
  *
  * The kernel of 16 rows reads all K and V of a head in each CTA, and splits fill the chip. A tile of 64 keys costs
- * batch * kv_heads * (tiles of 16 rows, over the heads of a group) readings, half of them with 8 bits. 4 bits count as
- * 8, because they need that time for conversions.
+ * batch * kv_heads * (tiles of 16 rows, over the heads of a group) readings. With 8 bits a reading costs half on SM120,
+ * and as much on Hopper, where instructions decide. 4 bits count as 8, because they need that time for conversions.
  *
  * A CTA of the others has 128 rows of one head of q. Their keys are not split, so the last wave of CTAs takes as long
  * as a full one. With up to 64 rows one warp of each scheduler has work, which keeps the tensor pipe busy for 0.7 of
@@ -85,19 +85,19 @@ static int64_t copied_at_once(const struct cached *call) {
  *
  * RTX 5090: 5,000 GB/s of the L2 are 12.2 bytes a clock of a multiprocessor, 1,509 of DRAM 3.69. For 64 keys and each
  * column of a head a reading takes 256 bytes / 12.2 = 21 clocks, 128 rows 65.6 (timing model) = 3.1 readings, a copy of
- * 16 bits 512 / 3.69 = 139 = 6.6 readings, of 8 bits 384 / 3.69 = 104 = 5.0. H200: 26.3 bytes (6.1 TB/s, measured at
- * 16 x 8192 keys and 64 tokens) and 17.5; 9.7 clocks a reading, 22 = 2.3 readings, 29 = 3.0 and 22 = 2.3. A CTA takes
+ * 16 bits 512 / 3.69 = 139 = 6.6 readings, of 8 bits 384 / 3.69 = 104 = 5.0. H200: 45 bytes (10.4 TB/s, measured at 16
+ * x 8192 keys and 64 tokens) and 17.5; 5.7 clocks a reading, 22 = 3.9 readings, 29 = 5.1 and 22 = 3.9. A CTA takes
  * about 2 readings outside of its tiles, two more launches take 3.
  *
- * On a full chip, with groups of 4 heads, the others take over at 33 tokens (H200: 25), in pages of 16 bits at 61 to 64
- * and at 77 (37), with 8 bits behind 128 (93). With fewer heads than multiprocessors they take over later. All above
+ * On a full chip, with groups of 4 heads, the others take over at 33 tokens (H200: 45), in pages of 16 bits at 61 to 64
+ * and at 77 (81), with 8 bits behind 128 (61). With fewer heads than multiprocessors they take over later. All above
  * MOST_ROWS use them, because long prompts fill the chip; one sequence of 129 to 264 rows and 32 heads pays for it with
  * up to twice the time. Nothing of this was measured on SM120. */
 static bool is_faster_in_tiles_of_128(const struct device *device, const struct cached *call) {
     enum { MOST_ROWS = 128, HALF_ROWS = 64, KEYS = 64, ROWS = 16 };
     static const struct {
-        double whole, copied, narrow_copied;
-    } costs[] = {{3.1, 6.6, 5.0}, {2.3, 3.0, 2.3}}; /* SM120, Hopper */
+        double whole, copied, narrow_copied, narrow;
+    } costs[] = {{3.1, 6.6, 5.0, 0.5}, {3.9, 5.1, 3.9, 1.0}}; /* SM120, Hopper */
     const double outside = 2, launches = 3;
     const sm120_attention_with_kv_cache_args *const args = call->args;
     const int64_t is_hopper = device->info.capability_major == HOPPER, sms = device->info.multiprocessors;
@@ -106,7 +106,7 @@ static bool is_faster_in_tiles_of_128(const struct device *device, const struct 
     const double key_tiles = (double)(in_steps(call->kv_rows, KEYS) / KEYS), all = (double)sms;
     const double whole = costs[is_hopper].whole * (args->q_rows <= HALF_ROWS ? 0.5 / 0.7 : 1.0);
     const double copied = call->is_narrow ? costs[is_hopper].narrow_copied : costs[is_hopper].copied;
-    const double few = key_tiles * (double)pairs * row_tiles / all * (call->is_narrow ? 0.5 : 1.0);
+    const double few = key_tiles * (double)pairs * row_tiles / all * (call->is_narrow ? costs[is_hopper].narrow : 1.0);
     const int64_t at_once = is_copied(call) ? copied_at_once(call) : args->batch;
     const double groups = (double)((args->batch + at_once - 1) / at_once);
     const double waves = groups * (double)((at_once * args->heads + sms - 1) / sms);

@@ -13,8 +13,7 @@ enum {
  * have BYTES_AHEAD in their rings, and two for their conversions. With scales in blocks the conversions need all that
  * are resident. */
 static int64_t needed_ctas(const struct cached *call, uint32_t shared, int64_t resident) {
-    const bool has_blocks =
-        call->k.tensor[CACHE_BLOCKS].address != 0 || call->v.tensor[CACHE_BLOCKS].address != 0;
+    const bool has_blocks = call->k.tensor[CACHE_BLOCKS].address != 0 || call->v.tensor[CACHE_BLOCKS].address != 0;
     const int64_t ahead = (BYTES_AHEAD + shared - 1) / shared, least = ahead > 2 ? ahead : 2;
     return !call->is_narrow ? 1 : has_blocks || least > resident ? resident : least;
 }
