@@ -14,6 +14,8 @@ import torch
 import pysm120
 from pysm120.compat import cudnn, flash_attn_3
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules
+
 api: Any = pysm120  # arguments come from tables
 Given = dict[str, Any]
 
