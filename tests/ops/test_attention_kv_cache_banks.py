@@ -1,4 +1,7 @@
-"""attention_with_kv_cache: the swizzle of keys and values in shared memory lets all lanes read at once."""
+"""attention_with_kv_cache: the swizzle of keys and values in shared memory.
+
+All lanes read at once, and L2 sends each sector of a copy once.
+"""
 
 from typing import Any
 
@@ -31,7 +34,9 @@ def cache_of(device: pysm120.Device, form: str, head_dim: int) -> Any:
     [("bfloat16", size) for size in (64, 96, 128, 192, 256)]
     + [(form, size) for form in FORMS for size in (64, 128, 256)],
 )
-def test_reads_have_no_bank_conflicts(device: pysm120.Device, form: str, head_dim: int) -> None:
+def test_reads_have_no_bank_conflicts_and_copies_no_sector_twice(
+    device: pysm120.Device, form: str, head_dim: int
+) -> None:
     q = device.array(np.ones((1, 1, 4, head_dim), DTYPES["bfloat16"]))
     k, v = (cache_of(device, form, head_dim) for _ in "kv")
     lengths = device.array(np.array([KEYS], np.int32))
@@ -41,3 +46,5 @@ def test_reads_have_no_bank_conflicts(device: pysm120.Device, form: str, head_di
     assert sum(x.counts.shared_wavefronts for x in reads) >= 2 * KEYS * head_dim // (256 if form == "nvfp4" else 128)
     for x in reads:
         assert x.counts.shared_wavefronts == x.counts.shared_ideal_wavefronts, x.text
+    copies = [x.counts for x in profile.statements if x.text.startswith("cp.async.cg")]
+    assert sum(x.global_l2_sectors for x in copies) == sum(x.global_sectors for x in copies) > KEYS

@@ -670,6 +670,37 @@ def test_l1_holds_sectors(device: pysm120.Device) -> None:
     assert (first.global_l2_sectors, second.global_l2_sectors) == (32, 0)  # the first 16 bytes are in the same sector
 
 
+@pytest.mark.parametrize(
+    ("places", "sectors"),
+    [
+        (16 * LANE, 16),
+        (16 * LANE + 16, 32),  # halves of a sector go to two blocks of 32 bytes
+        (16 * (LANE % 16) + 272 * (LANE // 16), 8 + 16),  # rows of 256 bytes with a gap of 16
+        (16 * (LANE ^ 1), 16),
+        (16 * (LANE ^ 7), 16),
+        (64 * LANE, 32),
+    ],
+)
+def test_sectors_of_a_copy_past_l1(device: pysm120.Device, places: Ints, sectors: int) -> None:
+    """512 bytes in a row go to these places of shared memory; L1 keeps none of them, unless they are .ca."""
+    text = "cp.async.{}.shared.global [at], [global], 16;"
+    lines = [
+        "mul.wide.u32 offset, lane, 16;",
+        "ld.param.u64 global, [param_global];",
+        "add.u64 global, global, offset;",
+        *(f"{text.format(how)}\ncp.async.wait_all;" for how in ("cg", "cg", "ca", "ca")),
+    ]
+    module = device.load(ACCESS.format("\n".join(lines)))
+    with device.profile() as p:
+        module["access"](
+            1, WARP, device.array(places.astype(np.uint32)), device.zeros(WARP, np.uint32), device.zeros(8192, np.uint8)
+        )
+    counts = [s.counts for s in p.statements if s.text.startswith("cp.async.c")]
+    assert [x.global_l2_sectors for x in counts] == [sectors, sectors, 16, 0]
+    assert [x.global_l2_accesses for x in counts] == [1, 1, 1, 0]
+    assert {x.global_sectors for x in counts} == {16}
+
+
 # ---- reuse of global memory ---------------------------------------------------------
 
 SWEEP = """

@@ -92,3 +92,20 @@ struct sector_cost cost_global(uint32_t bytes, uint32_t mask, const uint64_t *ad
     cost.ideal_lines = (different * bytes + LINE - 1) / LINE;
     return cost;
 }
+
+uint32_t cost_copy(uint32_t mask, const uint64_t *from, const uint64_t *to) {
+    uint64_t sectors[WARP], blocks[WARP];
+    uint32_t count = 0;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        const uint64_t sector = from[lane] / SECTOR, block = to[lane] / SECTOR;
+        uint32_t k = 0;
+        while (k < count && (sectors[k] != sector || blocks[k] != block)) {
+            ++k;
+        }
+        sectors[k] = sector;
+        blocks[k] = block;
+        count += k == count;
+    }
+    return count;
+}

@@ -228,7 +228,18 @@ static bool is_divergent(const struct event *e) {
     return false;
 }
 
-/* Add the cost of one side of an access. */
+/* Return the sectors that a load or store takes from L2 or brings to it. */
+static uint32_t l2_sectors(struct profile_worker *own, const struct event *e, const struct reach *side, uint32_t mask,
+                           const uint64_t *address, uint32_t touched) {
+    const struct inst *const i = e->inst;
+    if (own->class[e->pc] == REACH_COPY && i->kind != 0) {
+        return cost_copy(mask, address, side[1].address);
+    }
+    const bool is_cached = side->kind == ACCESS_IS_LOAD && i->run != access_table()[ACCESS_LOAD_STRONG];
+    return is_cached ? l1_load(&own->l1, e->warp->cta->linear, mask, address) : touched;
+}
+
+/* Add the cost of one side of an access; behind the global side of a copy is its shared one. */
 static void add_side(struct profile_worker *own, const struct event *e, const struct reach *side) {
     uint64_t address[WARP], *const pending = own->pending;
     const uint32_t shared = reach_in(side, SPACE_SHARED, address);
@@ -246,8 +257,7 @@ static void add_side(struct profile_worker *own, const struct event *e, const st
         pending[COUNT_global_ideal_sectors] += cost.ideal_sectors;
         pending[COUNT_global_lines] += cost.lines;
         pending[COUNT_global_ideal_lines] += cost.ideal_lines;
-        const bool is_cached = side->kind == ACCESS_IS_LOAD && e->inst->run != access_table()[ACCESS_LOAD_STRONG];
-        const uint32_t sectors = is_cached ? l1_load(&own->l1, e->warp->cta->linear, global, address) : cost.sectors;
+        const uint32_t sectors = l2_sectors(own, e, side, global, address, cost.sectors);
         pending[COUNT_global_l2_accesses] += sectors != 0;
         pending[COUNT_global_l2_sectors] += sectors;
         reuse_touch(e->warp->cta->launch->reuse, e->warp, e->pc, global, address);

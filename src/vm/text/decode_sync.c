@@ -623,6 +623,7 @@ static void decode_copy(struct parser *p, uint32_t at, struct inst *i) {
             i->e = source32(p, 3);
         }
     }
+    i->kind = cg != 0; /* past L1 */
     i->run = async_copy;
 }
 
