@@ -181,6 +181,12 @@ class Kernel:
             self.missing.append("32 rounds of the main loop are assumed: give --rounds or --profile")
         if isinstance(model.handovers, InTime) and model.handovers.rings:
             self.missing.append(f"waits for copies are left out: {model.handovers.why}")
+        if refused := sass.refused_copies(model.function):
+            one = refused[0]
+            self.missing.append(
+                f"a GPU refuses this code: {one.opcode} {', '.join(one.operands)} at {one.address:#x} is an illegal "
+                "instruction that ptxas 13.0 makes of cp.async with a cache policy"
+            )
         if model.handovers.guessed:
             self.missing.append("the code does not tell the bytes that producers copy: L2 and DRAM may bound the time")
 

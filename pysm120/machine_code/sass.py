@@ -408,6 +408,23 @@ def disassemble_all(images: Mapping[str, bytes]) -> dict[str, Function]:
         return parse(tools.run("nvdisasm", "-hex", "-c", path))
 
 
+_ODD_DESCRIPTOR = re.compile(r"desc\[UR\d*[13579]\]")  # 64 bits begin at an even register
+
+
+def refused_copies(function: Function) -> list[Instruction]:
+    """Return the copies to shared memory that a GPU refuses as illegal instructions.
+
+    If the address of a `cp.async` with a cache policy is a lane's part plus a uniform one, ptxas 13.0 encodes
+    ``LDGSTS [R9+UR0+0x4000], desc[UR1][R94.64]``. An H100 and an H200 end such kernels with
+    CUDA_ERROR_ILLEGAL_INSTRUCTION.
+    """
+    return [
+        one
+        for one in function.instructions
+        if one.opcode.startswith("LDGSTS") and "UR" in one.operands[0] and _ODD_DESCRIPTOR.search(one.operands[1])
+    ]
+
+
 _MARKER = re.compile(r"#(?:line)?\s*(\d+)\s+\"([^\"]*)\"")
 _LOC = re.compile(r"\s*\.loc\s")  # lines of the source, which would replace those of the PTX
 _VERSION = re.compile(r"^\s*\.version\s+(\d+)\.(\d+)", re.MULTILINE)
