@@ -408,7 +408,8 @@ def disassemble_all(images: Mapping[str, bytes]) -> dict[str, Function]:
         return parse(tools.run("nvdisasm", "-hex", "-c", path))
 
 
-_ODD_DESCRIPTOR = re.compile(r"desc\[UR\d*[13579]\]")  # 64 bits begin at an even register
+# A uniform register in the shared address, and a descriptor, 64 bits, that begins at an odd one.
+_REFUSED = re.compile(r"\[[^\]]*UR[^\]]*\], desc\[UR\d*[13579]\]")
 
 
 def refused_copies(function: Function) -> list[Instruction]:
@@ -418,11 +419,8 @@ def refused_copies(function: Function) -> list[Instruction]:
     ``LDGSTS [R9+UR0+0x4000], desc[UR1][R94.64]``. An H100 and an H200 end such kernels with
     CUDA_ERROR_ILLEGAL_INSTRUCTION.
     """
-    return [
-        one
-        for one in function.instructions
-        if one.opcode.startswith("LDGSTS") and "UR" in one.operands[0] and _ODD_DESCRIPTOR.search(one.operands[1])
-    ]
+    copies = (one for one in function.instructions if one.opcode.startswith("LDGSTS"))
+    return [one for one in copies if _REFUSED.match(", ".join(one.operands))]
 
 
 _MARKER = re.compile(r"#(?:line)?\s*(\d+)\s+\"([^\"]*)\"")

@@ -12,4 +12,8 @@ struct divisor {
 /* Those of n, from 1 to 2^31 - 1. */
 struct divisor divisor_of(int64_t n);
 
+/* A kernel's parameters of a divisor, as divisor() in ptx/parts/index.ptx names them. */
+#define DIVISOR(name, n)                                                                                               \
+    .name = (uint32_t)(n), .name##_factor = divisor_of(n).factor, .name##_shift = divisor_of(n).shift
+
 #endif

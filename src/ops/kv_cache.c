@@ -240,9 +240,6 @@ static sm120_status check_places(struct device *device, const struct copy *copy)
     STRIDES(o##_factor, (from).cache.tensor[CACHE_SCALE], page), .o##_columns = (uint32_t)(from).shape.head_dim,       \
     .o##_format = (from).cache.form, .o##_flags = (from).flags
 
-#define DIVISOR(name, n)                                                                                               \
-    .name = (uint32_t)(n), .name##_factor = divisor_of(n).factor, .name##_shift = divisor_of(n).shift
-
 /* Choose the kernel of an operation and check the launch. */
 static sm120_status prepare(struct device *device, const char *operation, const sm120_kv_cache_append_args *args,
                             const struct copy *copy, struct kv_copy_launch *prepared) {

@@ -84,7 +84,6 @@ static struct attention_kv_cache_narrow_parameters values_of(const struct cached
     const double sign = args->scale < 0.0f ? -1.0 : 1.0;
     const bool is_whole = call->splits == 1;
     const int64_t row = 4 * call->v_shape.head_dim, token = row * args->heads, batch = token * args->q_rows;
-    const struct divisor divisor = divisor_of(args->page_rows);
     const int64_t lse_head = 4 * args->q_rows, lse_batch = lse_head * args->heads;
     struct attention_kv_cache_narrow_parameters values = {
         .q = call->q.address,
@@ -123,9 +122,7 @@ static struct attention_kv_cache_narrow_parameters values_of(const struct cached
                      STRIDES(k, k),
                      STRIDES(v, v),
                      .pages = (uint32_t)args->pages,
-                     .page_rows = (uint32_t)args->page_rows,
-                     .page_rows_factor = divisor.factor,
-                     .page_rows_shift = divisor.shift,
+                     DIVISOR(page_rows, args->page_rows),
                      .table_stride = args->page_table != 0 ? (uint32_t)args->table_pages : 1,
                      .kv_rows = (uint32_t)call->kv_rows},
         .kv_scales = {.k_blocks = k[CACHE_BLOCKS].address,

@@ -57,13 +57,21 @@ static CUresult read_end(CUresult result) {
     return result;
 }
 
-/* Begin a copy, in its stream's order. */
-static CUresult copy_begin(CUstream stream, struct work *work) {
-    const CUresult r = work_begin(virtual_current(), stream, work);
-    if (r == CUDA_SUCCESS) {
-        read_begin();
+/* Begin a copy, in its stream's order. `host`, `name`: memory of the host in it; name NULL: none. Return false if the
+ * copy ends here, with this result. */
+static bool copy_begin(CUstream stream, size_t bytes, const void *host, const char *name, struct work *work,
+                       CUresult *result) {
+    struct device *const device = virtual_current();
+    if (device == NULL || bytes == 0) {
+        *result = device != NULL ? stream_check(device, stream) : virtual_no_context();
+        return false;
     }
-    return r;
+    *result = name != NULL && host == NULL ? virtual_null_argument(name) : work_begin(device, stream, work);
+    if (*result != CUDA_SUCCESS) {
+        return false;
+    }
+    read_begin();
+    return true;
 }
 
 static CUresult copy_end(struct work *work, CUresult result) {
@@ -95,14 +103,8 @@ CUresult virtual_cuMemFreeHost(void *host) {
 /* Copies hold the lock until they are done, so that no other thread frees the memory. */
 CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     struct work work;
-    if (virtual_current() == NULL || bytes == 0) {
-        return virtual_current() != NULL ? stream_check(virtual_current(), stream) : virtual_no_context();
-    }
-    if (from == NULL) {
-        return virtual_null_argument("from");
-    }
-    CUresult r = copy_begin(stream, &work);
-    if (r != CUDA_SUCCESS) {
+    CUresult r;
+    if (!copy_begin(stream, bytes, from, "from", &work, &r)) {
         return r;
     }
     r = memory_check_range(virtual_current(), to, bytes, "to");
@@ -117,14 +119,8 @@ CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t byte
 
 CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
     struct work work;
-    if (virtual_current() == NULL || bytes == 0) {
-        return virtual_current() != NULL ? stream_check(virtual_current(), stream) : virtual_no_context();
-    }
-    if (to == NULL) {
-        return virtual_null_argument("to");
-    }
-    CUresult r = copy_begin(stream, &work);
-    if (r != CUDA_SUCCESS) {
+    CUresult r;
+    if (!copy_begin(stream, bytes, to, "to", &work, &r)) {
         return r;
     }
     r = memory_check_range(virtual_current(), from, bytes, "from");
@@ -137,11 +133,8 @@ CUresult virtual_cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUs
 
 CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     struct work work;
-    if (virtual_current() == NULL || bytes == 0) {
-        return virtual_current() != NULL ? stream_check(virtual_current(), stream) : virtual_no_context();
-    }
-    CUresult r = copy_begin(stream, &work);
-    if (r != CUDA_SUCCESS) {
+    CUresult r;
+    if (!copy_begin(stream, bytes, NULL, NULL, &work, &r)) {
         return r;
     }
     r = memory_check_range(virtual_current(), to, bytes, "to");
@@ -157,11 +150,8 @@ CUresult virtual_cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t byte
 
 CUresult virtual_cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
     struct work work;
-    if (virtual_current() == NULL || bytes == 0) {
-        return virtual_current() != NULL ? stream_check(virtual_current(), stream) : virtual_no_context();
-    }
-    CUresult r = copy_begin(stream, &work);
-    if (r != CUDA_SUCCESS) {
+    CUresult r;
+    if (!copy_begin(stream, bytes, NULL, NULL, &work, &r)) {
         return r;
     }
     r = memory_check_range(virtual_current(), to, bytes, "to");
