@@ -30,28 +30,38 @@ static bool blocks_are_ready(const struct cache_side *side, int64_t head_dim) {
     return x->address == 0 || (steps % blocks == 0 && side->shape[CACHE_BLOCKS].head_dim == blocks);
 }
 
-/* Choose the kernel with the least head size that holds both, the splits, and lay out the workspace: o of each split,
- * f32 [splits][batch][q_rows][heads][v_head_dim], then lse, f32 [splits][batch][heads][q_rows]. */
-static sm120_status choose(const struct device *device, struct cached *call) {
-    const sm120_attention_with_kv_cache_args *const args = call->args;
-    const int64_t v_head_dim = call->v_shape.head_dim;
-    const int64_t widest = args->head_dim > v_head_dim ? args->head_dim : v_head_dim;
+/* Find the kernel with the least head size that holds both. A head size may have a kernel whose CTAs have 8 rows, one
+ * of 16, or both. */
+static sm120_status find_kernel(struct cached *call, int64_t rows) {
+    const int64_t head_dim = call->args->head_dim, v_head_dim = call->v_shape.head_dim;
+    const int64_t widest = head_dim > v_head_dim ? head_dim : v_head_dim;
     static const uint32_t sizes[] = {64, 96, 128, 192, 256};
+    static const char *const configs[] = {"q8", "q16"};
+    const size_t first = rows <= 8 ? 0 : 1;
     sm120_status status = SM120_UNSUPPORTED;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && status != SM120_OK; ++i) {
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes * 2 && status != SM120_OK; ++i) {
+        const uint32_t size = sizes[i / 2];
         const struct kernel_record wanted = {
             .operation = call->is_narrow ? "attention_kv_cache_narrow" : "attention_kv_cache",
             .dtype = call->is_narrow ? 0 : call->q.dtype,
-            .features =
-                !(call->is_ready && blocks_are_ready(&call->k, sizes[i]) && blocks_are_ready(&call->v, sizes[i])),
-            .head_dim = sizes[i]};
-        status = widest <= sizes[i] ? builtin_find(&wanted, &call->kernel) : SM120_UNSUPPORTED;
+            .config = configs[(first + i) % 2],
+            .features = !(call->is_ready && blocks_are_ready(&call->k, size) && blocks_are_ready(&call->v, size)),
+            .head_dim = size};
+        status = widest <= size ? builtin_find(&wanted, &call->kernel) : SM120_UNSUPPORTED;
     }
+    return status;
+}
+
+/* Choose the kernel and the splits, and lay out the workspace: o of each split, f32
+ * [splits][batch][q_rows][heads][v_head_dim], then lse, f32 [splits][batch][heads][q_rows]. */
+static sm120_status choose(const struct device *device, struct cached *call) {
+    const sm120_attention_with_kv_cache_args *const args = call->args;
+    const int64_t v_head_dim = call->v_shape.head_dim, rows = args->heads / args->kv_heads * args->q_rows;
+    const sm120_status status = find_kernel(call, rows);
     if (status != SM120_OK) {
         return status;
     }
     const struct kernel_record *const record = kernel_records + call->kernel;
-    const int64_t rows = args->heads / args->kv_heads * args->q_rows;
     call->row_tiles = (rows + record->q_rows - 1) / record->q_rows;
     if (args->kv_heads * call->row_tiles > GRID_MAX) {
         return fail(SM120_UNSUPPORTED,

@@ -69,17 +69,17 @@ static int64_t copied_at_once(const struct cached *call) {
     return batch;
 }
 
-/* Whether sm120_attention's kernels take less time than the kernel whose CTAs have 16 rows each. Up to MOST_ROWS both
+/* Whether sm120_attention's kernels take less time than the kernel whose CTAs have 16 rows each, or 8. Up to MOST_ROWS both
  * are estimated, as clocks of all multiprocessors. The unit is what one needs to read the K and V of 64 keys and a head
  * in 16 bits from the L2, a reading. All terms are proportional to the head sizes, so these cancel.
  *
- * The kernel of 16 rows reads all K and V of a head in each CTA, and splits fill the chip. A tile of 64 keys costs
- * batch * kv_heads * (tiles of 16 rows, over the heads of a group) readings. With 8 bits a reading costs half on SM120,
+ * The kernel of few rows reads all K and V of a head in each CTA, and splits fill the chip. A tile of 64 keys costs
+ * batch * kv_heads * (tiles of its rows, over the heads of a group) readings. With 8 bits a reading costs half on SM120,
  * and as much on Hopper, where instructions decide. 4 bits count as 8, because they need that time for conversions.
  *
  * A CTA of the others has 128 rows of one head of q. Their keys are not split, so the last wave of CTAs takes as long
  * as a full one. With up to 64 rows one warp of each scheduler has work, which keeps the tensor pipe busy for 0.7 of
- * the time, as in the kernel of 16 rows: 0.5 / 0.7 of the clocks of 128 rows. For pages, narrow and misaligned caches,
+ * the time, as in the kernel of few rows: 0.5 / 0.7 of the clocks of 128 rows. For pages, narrow and misaligned caches,
  * copies read K and V and write them in 16 bits at DRAM's rate, and each group of sequences that is copied at once has
  * waves of its own.
  *
@@ -94,7 +94,7 @@ static int64_t copied_at_once(const struct cached *call) {
  * MOST_ROWS use them, because long prompts fill the chip; one sequence of 129 to 264 rows and 32 heads pays for it with
  * up to twice the time. Nothing of this was measured on SM120. */
 static bool is_faster_in_tiles_of_128(const struct device *device, const struct cached *call) {
-    enum { MOST_ROWS = 128, HALF_ROWS = 64, KEYS = 64, ROWS = 16 };
+    enum { MOST_ROWS = 128, HALF_ROWS = 64, KEYS = 64 };
     static const struct {
         double whole, copied, narrow_copied, narrow;
     } costs[] = {{3.1, 6.6, 5.0, 0.5}, {3.9, 5.1, 3.9, 1.0}}; /* SM120, Hopper */
@@ -102,7 +102,9 @@ static bool is_faster_in_tiles_of_128(const struct device *device, const struct 
     const sm120_attention_with_kv_cache_args *const args = call->args;
     const int64_t is_hopper = device->info.capability_major == HOPPER, sms = device->info.multiprocessors;
     const int64_t pairs = args->batch * args->kv_heads;
-    const double row_tiles = (double)(in_steps(args->heads / args->kv_heads * args->q_rows, ROWS) / ROWS);
+    const bool is_wide = args->head_dim > 128 || call->v_shape.head_dim > 128;
+    const int64_t rows = is_wide && (call->is_narrow || !call->is_ready) ? 8 : 16;
+    const double row_tiles = (double)(in_steps(args->heads / args->kv_heads * args->q_rows, rows) / rows);
     const double key_tiles = (double)(in_steps(call->kv_rows, KEYS) / KEYS), all = (double)sms;
     const double whole = costs[is_hopper].whole * (args->q_rows <= HALF_ROWS ? 0.5 / 0.7 : 1.0);
     const double copied = call->is_narrow ? costs[is_hopper].narrow_copied : costs[is_hopper].copied;
