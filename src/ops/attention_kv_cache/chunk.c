@@ -69,13 +69,14 @@ static int64_t copied_at_once(const struct cached *call) {
     return batch;
 }
 
-/* Whether sm120_attention's kernels take less time than the kernel whose CTAs have 16 rows each, or 8. Up to MOST_ROWS both
- * are estimated, as clocks of all multiprocessors. The unit is what one needs to read the K and V of 64 keys and a head
- * in 16 bits from the L2, a reading. All terms are proportional to the head sizes, so these cancel.
+/* Whether sm120_attention's kernels take less time than the kernel whose CTAs have 16 rows each, or 8. Up to MOST_ROWS
+ * both are estimated, as clocks of all multiprocessors. The unit is what one needs to read the K and V of 64 keys and a
+ * head in 16 bits from the L2, a reading. All terms are proportional to the head sizes, so these cancel.
  *
  * The kernel of few rows reads all K and V of a head in each CTA, and splits fill the chip. A tile of 64 keys costs
- * batch * kv_heads * (tiles of its rows, over the heads of a group) readings. With 8 bits a reading costs half on SM120,
- * and as much on Hopper, where instructions decide. 4 bits count as 8, because they need that time for conversions.
+ * batch * kv_heads * (tiles of its rows, over the heads of a group) readings. With 8 bits a reading costs half on
+ * SM120, and as much on Hopper, where instructions decide. 4 bits count as 8, because they need that time for
+ * conversions.
  *
  * A CTA of the others has 128 rows of one head of q. Their keys are not split, so the last wave of CTAs takes as long
  * as a full one. With up to 64 rows one warp of each scheduler has work, which keeps the tensor pipe busy for 0.7 of
