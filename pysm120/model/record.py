@@ -1,6 +1,7 @@
 """Record the warps of a kernel on the virtual device, in small launches with the shape of a problem."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -88,16 +89,17 @@ def _statements(ptx: str, entry: str) -> str:
 def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
     """Return a kernel with the lines of its PTX: assemble the PTX again until the code is the same.
 
-    ``target`` is the preferred one for the chip. Every target and every installed ptxas that the PTX allows are tried.
+    ``target`` is the preferred one for the chip. Every target and every installed ptxas that the PTX allows are tried,
+    first without the other entries: these take time, but the constants with addresses of variables depend on them.
     """
-    name, text = function.name, only(ptx, function.name)
+    name, texts = function.name, dict.fromkeys((only(ptx, function.name), ptx))
     words = [one.word for one in function.instructions]
     try:
-        ways = [(one, at) for one in sass.targets(ptx, target) for at in tools.assemblers(sass.version_of(ptx))]
+        tried = [(one, at) for one in sass.targets(ptx, target) for at in tools.assemblers(sass.version_of(ptx))]
     except (UnsupportedError, InvalidArgumentError) as error:
         raise NotRecordedError(str(error)) from error
     failed = "ptxas assembles its PTX to other code: it has another version, or other options were used"
-    for n, (one, at) in enumerate(ways):
+    for n, (text, (one, at)) in enumerate(itertools.product(texts, tried)):
         try:
             again = sass.disassemble(sass.assemble(text, one, at)).get(name)
         except (UnsupportedError, InvalidArgumentError) as error:

@@ -28,7 +28,7 @@ static bool is_same(const char *a, const char *b) {
     return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
 }
 
-sm120_status builtin_find(const struct kernel_record *wanted, uint32_t *index) {
+bool builtin_has(const struct kernel_record *wanted, uint32_t *index) {
     for (uint32_t i = 0; i < kernel_record_count; ++i) {
         const struct kernel_record *const record = kernel_records + i;
         if (is_same(record->operation, wanted->operation) && record->precision == wanted->precision &&
@@ -36,8 +36,15 @@ sm120_status builtin_find(const struct kernel_record *wanted, uint32_t *index) {
             is_same(record->layout, wanted->layout) && is_same(record->config, wanted->config) &&
             record->features == wanted->features && record->head_dim == wanted->head_dim) {
             *index = i;
-            return SM120_OK;
+            return true;
         }
+    }
+    return false;
+}
+
+sm120_status builtin_find(const struct kernel_record *wanted, uint32_t *index) {
+    if (builtin_has(wanted, index)) {
+        return SM120_OK;
     }
     return fail(SM120_INTERNAL,
                 "the library holds no kernel of %s with precision = %u, dtype = 0x%08x, element_bytes = %u, layout = "

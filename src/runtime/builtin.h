@@ -14,8 +14,11 @@ const char *builtin_target(int capability_major);
 bool builtin_open(struct device *device);
 void builtin_close(struct device *device);
 
-/* Find the index of the first record that has the operation, precision, dtype, element_bytes, layout, config, features
- * and head_dim of `wanted`. */
+/* Whether a record has the operation, precision, dtype, element_bytes, layout, config, features and head_dim of
+ * `wanted`, and the index of the first one. */
+bool builtin_has(const struct kernel_record *wanted, uint32_t *index);
+
+/* The same, where it is an error if there is none. */
 sm120_status builtin_find(const struct kernel_record *wanted, uint32_t *index);
 
 /* The kernel of a record, loaded on the device. Its context is current. */

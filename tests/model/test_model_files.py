@@ -72,6 +72,37 @@ info:
 """
 
 
+# As nvcc writes an assert: ptxas numbers the addresses of texts over all entries.
+ASSERT = """{{
+    .param .b64 message, file, function, size;
+    .param .b32 line;
+    mov.u64 address, {entry}_{n};
+    cvta.global.u64 address, address;
+    st.param.b64 [message], address;
+    st.param.b64 [file], address;
+    st.param.b32 [line], 1;
+    st.param.b64 [function], address;
+    st.param.b64 [size], 1;
+    call.uni __assertfail, (message, file, line, function, size);
+}}
+"""
+EXTERNAL = """.version 8.0
+.target sm_90
+.address_size 64
+.extern .func __assertfail (.param .b64 a, .param .b64 b, .param .b32 c, .param .b64 d, .param .b64 e);
+"""
+
+
+def with_asserts() -> str:
+    """Return two kernels with two asserts each, and one without."""
+    text = EXTERNAL
+    for entry in ("first", "second"):
+        text += "".join(f".global .align 1 .b8 {entry}_{n}[2] = {{65, 0}};\n" for n in "ab")
+        body = "".join(ASSERT.format(entry=entry, n=n) for n in "ab")
+        text += f".visible .entry {entry}() {{\n.reg .b64 address;\n{body}ret;\n}}\n"
+    return text + ".visible .entry third() { ret; }\n"
+
+
 def model(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
     """Return the prediction of ``model --json``."""
     assert __main__.main(["model", *words, "--json"]) == status, capsys.readouterr().err
@@ -136,6 +167,19 @@ def test_entries_of_a_text() -> None:
     function = sass.disassemble(sass.assemble(kept, "sm_90"))["_Z5thirdILi4EEvPf"]
     store = next(one for one in function.instructions if one.base == "STG")
     assert before[store.line - 1].strip().startswith("st.")  # the line of the PTX, not of third.cu
+
+
+def test_lines_of_code_that_depends_on_other_entries() -> None:
+    text = with_asserts()
+    function = sass.disassemble(sass.assemble(text, "sm_90"))["first"]
+    alone = sass.disassemble(sass.assemble(record.only(text, "first"), "sm_90"))["first"]
+    assert [one.word for one in alone.instructions] != [one.word for one in function.instructions]
+    found = record.with_lines(function, text, "sm_90")
+    assert [one.word for one in found.instructions] == [one.word for one in function.instructions]
+    lines = text.splitlines()
+    calls = [one for one in found.instructions if one.base == "CALL"]
+    assert len(calls) == 2
+    assert all("call.uni" in lines[one.line - 1] for one in calls)
 
 
 def test_targets() -> None:

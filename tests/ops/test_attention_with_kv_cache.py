@@ -38,7 +38,7 @@ def fill(args: Any, memory: int) -> None:
 
 
 def launch(device: pysm120.Device) -> None:
-    """Every head size in both types, aligned and not; splits; pages for more than 128 tokens."""
+    """Every head size in both types, aligned and not; few rows and more; splits; pages for more than 128 tokens."""
     call: Any = pysm120.attention_with_kv_cache
     for dtype in ("bfloat16", "float16"):
         x = np.ones((1, 129, 1, 64), DTYPES[dtype])
@@ -49,8 +49,9 @@ def launch(device: pysm120.Device) -> None:
         if head_dim in {64, 128, 256}:
             call(x[..., 1:], x[..., 1:], x[..., 1:], device=device)
     for head_dim, dtype in ((64, "float8_e4m3fn"), (128, "float8_e5m2"), (256, "float8_e4m3fn"), (250, "float8_e5m2")):
-        x = np.ones((1, 3, 1, head_dim), BF16)
-        call(x, x.astype(dtype), x.astype(dtype), device=device)
+        for tokens in (3, 9):
+            x = np.ones((1, tokens, 1, head_dim), BF16)
+            call(x, x.astype(dtype), x.astype(dtype), device=device)
     pairs = (np.ones((1, 3, 1, 32), np.uint8), np.ones((1, 3, 1, 4), "float8_e4m3fn"))
     call(np.ones((1, 3, 1, 64), BF16), pairs, pairs, device=device)
 
@@ -96,13 +97,18 @@ def recorded() -> Iterator[Recorded]:
             kernels = rf"attention_kv_cache_(any_)?{precision}_\w+|merge_states_f32"
             name = f"attention_with_kv_cache {precision} d{head_dim} {tokens} tokens, pages of {page}, {splits} splits"
             yield Recorded(name, kernels, compute, is_exact=False, step=step)
-    for form, head_dim in (("e4m3", 64), ("mxfp8", 128), ("nvfp4", 128), ("e5m2", 256)):
+    cases = itertools.product((2, 8), (("e4m3", 64), ("mxfp8", 128), ("nvfp4", 128), ("e5m2", 256)))
+    for tokens, (form, head_dim) in cases:
 
         def compute_narrow(
-            device: pysm120.Device, rng: np.random.Generator, form: str = form, head_dim: int = head_dim
+            device: pysm120.Device,
+            rng: np.random.Generator,
+            form: str = form,
+            head_dim: int = head_dim,
+            tokens: int = tokens,
         ) -> Array:
             """The output and LSE of two sequences, with caches in 8 or 4 bits."""
-            q = rng.standard_normal((2, 8, 8, head_dim)).astype(BF16)
+            q = rng.standard_normal((2, tokens, 8, head_dim)).astype(BF16)
             held = [
                 quantise(rng.standard_normal((2, 200, 2, head_dim)).astype(np.float32), form, np.ones(1)) for _ in "kv"
             ]
@@ -121,7 +127,7 @@ def recorded() -> Iterator[Recorded]:
             return np.concatenate([out.ravel()[::3], lse.ravel()])
 
         kernels = r"attention_kv_cache_(any_)?narrow_\w+|merge_states_f32"
-        name = f"attention_with_kv_cache {form} d{head_dim}"
+        name = f"attention_with_kv_cache {form} d{head_dim} {tokens} tokens"
         yield Recorded(name, kernels, compute_narrow, is_exact=False, step=2.0**-11)
 
 

@@ -645,10 +645,13 @@ fill:
 
 @pytest.mark.parametrize(("lines", "again"), [(1, 0), (256, 0), (320, 1)])
 def test_what_l1_holds(device: pysm120.Device, lines: int, again: int) -> None:
-    """A cache of 256 lines of 128 bytes for each CTA: what came first leaves first; stores and strong loads need L2."""
+    """A cache of 256 lines of 128 bytes for each CTA: what came first leaves first; stores and strong loads need L2.
+
+    It has sets, which neighbouring lines fill evenly from a multiple of 32 KiB on.
+    """
     x, module = device.zeros(64 * 512, np.uint32), device.load(CACHED)
     with device.profile() as p:
-        module["cached"](3, WARP, x, np.uint32(lines))
+        module["cached"](3, WARP, np.uint64(-(-x.address // 2**15) * 2**15), np.uint32(lines))
     fill = statement(p, "ld.global.b32 t").counts
     assert (fill.global_l2_accesses, fill.global_l2_sectors) == (3 * lines, 3 * 4 * lines)  # no CTA gives another any
     first = statement(p, "ld.global.u32 t").counts

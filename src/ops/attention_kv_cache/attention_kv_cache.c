@@ -38,18 +38,18 @@ static sm120_status find_kernel(struct cached *call, int64_t rows) {
     static const uint32_t sizes[] = {64, 96, 128, 192, 256};
     static const char *const configs[] = {"q8", "q16"};
     const size_t first = rows <= 8 ? 0 : 1;
-    sm120_status status = SM120_UNSUPPORTED;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes * 2 && status != SM120_OK; ++i) {
-        const uint32_t size = sizes[i / 2];
-        const struct kernel_record wanted = {
-            .operation = call->is_narrow ? "attention_kv_cache_narrow" : "attention_kv_cache",
-            .dtype = call->is_narrow ? 0 : call->q.dtype,
-            .config = configs[(first + i) % 2],
-            .features = !(call->is_ready && blocks_are_ready(&call->k, size) && blocks_are_ready(&call->v, size)),
-            .head_dim = size};
-        status = widest <= size ? builtin_find(&wanted, &call->kernel) : SM120_UNSUPPORTED;
+    struct kernel_record wanted = {.operation = call->is_narrow ? "attention_kv_cache_narrow" : "attention_kv_cache",
+                                   .dtype = call->is_narrow ? 0 : call->q.dtype};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes * 2; ++i) {
+        wanted.head_dim = sizes[i / 2];
+        wanted.config = configs[(first + i) % 2];
+        wanted.features = !(call->is_ready && blocks_are_ready(&call->k, wanted.head_dim) &&
+                            blocks_are_ready(&call->v, wanted.head_dim));
+        if (widest <= wanted.head_dim && builtin_has(&wanted, &call->kernel)) {
+            return SM120_OK;
+        }
     }
-    return status;
+    return builtin_find(&wanted, &call->kernel);
 }
 
 /* Choose the kernel and the splits, and lay out the workspace: o of each split, f32
