@@ -1,11 +1,12 @@
 """Compile kernels of other people whose launches the timing model predicted before anybody measured them.
 
-    python benchmarks/unseen.py SOURCES FOLDER  # nvcc: FOLDER/*.cubin and FOLDER/unseen_h100.json
-    python -m pysm120 model --measure OUT.json --launches FOLDER/unseen_h100.json  # on the GPU, by ncu: clocks, errors
+    python benchmarks/unseen.py SOURCES FOLDER [--list LIST.json]  # nvcc: FOLDER/*.cubin and FOLDER/LIST.json
+    python -m pysm120 model --measure OUT.json --launches FOLDER/LIST.json  # on the GPU, by ncu: clocks, errors
 
-`results/unseen_h100.json` has the sources with their commits, the commands of nvcc, and a list of launches with their
-predictions. SOURCES has the checkouts; the first command says which is missing. It needs no GPU, and the second one
-needs no compiler. Both name a kernel whose machine code is not that of the prediction: its error says nothing.
+`results/unseen_h100.json` and `results/unseen_h100_2.json` have the sources with their commits, the commands of nvcc,
+and a list of launches with their predictions. SOURCES has the checkouts; the first command says which is missing. It
+needs no GPU, and the second one needs no compiler. Both name a kernel whose machine code is not that of the prediction:
+its error says nothing.
 """
 
 import argparse
@@ -22,11 +23,12 @@ from pysm120.model import launches
 PREDICTED = Path(__file__).resolve().parent.parent / "results" / "unseen_h100.json"
 
 
-def build(document: dict[str, Any], sources: Path, folder: Path) -> list[str]:
-    """Compile every file, and copy the list beside them; return what is wrong, a sentence each."""
+def build(predicted: Path, sources: Path, folder: Path) -> list[str]:
+    """Compile every file of a list, and copy the list beside them; return what is wrong, a sentence each."""
+    document: dict[str, Any] = json.loads(predicted.read_text(encoding="utf-8"))
     wrong = []
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(PREDICTED, folder)
+    shutil.copy(predicted, folder)
     for name, source in document["sources"].items():
         if source["repository"] and not (sources / name).is_dir():
             of = f"git clone https://github.com/{source['repository']}, checkout {source['commit']}"
@@ -55,8 +57,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", metavar="SOURCES", type=Path, help="the folder of the checkouts")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where cubins and the list go")
+    parser.add_argument("--list", metavar="LIST.json", type=Path, default=PREDICTED, help="the predictions")
     given = parser.parse_args()
-    wrong = build(json.loads(PREDICTED.read_text(encoding="utf-8")), given.sources, given.folder)
+    wrong = build(given.list, given.sources, given.folder)
     print("\n".join(wrong) or "all kernels are those of the predictions")
     sys.exit(bool(wrong))
 

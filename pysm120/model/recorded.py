@@ -10,7 +10,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
@@ -145,6 +145,14 @@ def _row_of(rows: Sequence[int], one: Instruction) -> int:
     return rows[at - 1] if at and one.line and one.base not in _OF_PTXAS else -1
 
 
+def _copies_of(rows: Sequence[int], code: Iterable[Instruction]) -> dict[int, int]:
+    """Return how often code has the instructions of each statement, by line: as often as its rarest one."""
+    found = defaultdict[int, Counter[str]](Counter)
+    for one in code:
+        found[_row_of(rows, one)][one.base] += 1
+    return {row: min(bases.values()) for row, bases in found.items() if row >= 0}
+
+
 def own_rows(function: Function, executed: Mapping[int, int]) -> dict[int, list[int]]:
     """Return the statements of each block, by line, without those that have instructions in several blocks."""
     starts = sorted(executed)
@@ -157,9 +165,22 @@ def own_rows(function: Function, executed: Mapping[int, int]) -> dict[int, list[
 
 
 def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
-    """Return how often blocks ran, for the blocks that have statements of their own."""
-    counts = {n: Counter(executed[row] for row in rows) for n, rows in own_rows(function, executed).items()}
-    return {n: count.most_common(1)[0][0] for n, count in counts.items() if count}
+    """Return how often blocks ran, for the blocks that have statements of their own.
+
+    A block with all rounds of a loop, each of which has the code of most statements n times, ran an nth as often as
+    they. It has other statements too, which say so.
+    """
+    found, starts = {}, sorted(executed)
+    for n, rows in own_rows(function, executed).items():
+        if not rows:
+            continue
+        counts = Counter(executed[row] for row in rows)
+        count = counts.most_common(1)[0][0]
+        block = function.blocks[n]
+        copies = _copies_of(starts, function.instructions[block.first : block.last])
+        each = Counter(copies[row] for row in set(rows) if executed[row] == count).most_common(1)[0][0]
+        found[n] = count // each if count and count % each == 0 and count // each in counts else count
+    return found
 
 
 Edge = tuple[int, int]
@@ -351,21 +372,39 @@ class Recording:
     def _unrolled(self, loop: Loop) -> float | None:
         """Return how often an unrolled loop was executed: a round holds the code of some statements several times.
 
-        Their other copies, before or behind the loop, are for the few rounds that remain; no other loop has one.
+        Their other copies, before or behind the loop, are for the few rounds that remain.
         """
-        executed = self.launches[-1].executed
-        inside = defaultdict[int, Counter[str]](Counter)
-        for one in self.function.own_of_loop(loop):
-            inside[_row_of(self._rows, one)][one.base] += 1
-        others = {b for other in self.function.loops for b in other.blocks} - set(loop.blocks)
-        elsewhere = {
-            _row_of(self._rows, one)
-            for b in others
-            for one in self.function.instructions[self.function.blocks[b].first : self.function.blocks[b].last]
-        }
-        copies = {row: min(bases.values()) for row, bases in inside.items() if row >= 0 and row not in elsewhere}
-        found = Counter(executed[row] / count for row, count in copies.items())
+        executed, copies = self.launches[-1].executed, self._copies(loop)
+        others = [other for other in self.function.loops if not set(other.blocks) & set(loop.blocks)]
+        shared = {other: copies.keys() & self._copies(other).keys() for other in others}
+        if alike := [other for other, rows in shared.items() if 2 * len(rows) >= len(copies)]:
+            return self._shared_out(loop, [loop, *alike], set(copies).intersection(*(shared[other] for other in alike)))
+        elsewhere = set[int]().union(*shared.values())
+        found = Counter(executed[row] / count for row, count in copies.items() if row not in elsewhere)
         return found.most_common(1)[0][0] if found else None
+
+    def _shared_out(self, loop: Loop, alike: Sequence[Loop], rows: Collection[int]) -> float | None:
+        """Return how often a loop was executed whose code other loops have too, with more or fewer copies in a round.
+
+        The loop with most copies comes first and takes all rounds that it can, the next one what it leaves.
+        """
+        copies = {other: Counter(self._copies(other)[row] for row in rows).most_common(1) for other in alike}
+        by_copies = {found[0][0]: other for other, found in copies.items() if found}
+        first = by_copies[max(by_copies)] if len(by_copies) == len(alike) else None
+        entered = self.entered(first) if first else None
+        if not entered:
+            return None
+        left = Counter(self.launches[-1].executed[row] for row in rows).most_common(1)[0][0]
+        passes = left / self.launches[-1].ctas / entered
+        for count in sorted(by_copies, reverse=True):
+            if by_copies[count] == loop:
+                return passes // count * entered * self.launches[-1].ctas
+            passes %= count
+        return None
+
+    def _copies(self, loop: Loop) -> dict[int, int]:
+        """Return how often a round of a loop has the code of each statement, by line, without the loops inside it."""
+        return _copies_of(self._rows, self.function.own_of_loop(loop))
 
     def _count(self, block: int) -> int | None:
         """Return how often a block ran in the last launch, by its statements or by the flow into it or out of it."""

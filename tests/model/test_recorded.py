@@ -36,10 +36,16 @@ CODE = [
 ]
 
 
+def of_lines(code: list[tuple[int, Op]]) -> sass.Function:
+    """Return a kernel of instructions with the lines of their statements."""
+    found = sass.parse(listing("k", [op for _, op in code]))["k"]
+    return sass.Function(
+        "k", [dataclasses.replace(one, line=line) for one, (line, _) in zip(found.instructions, code, strict=True)]
+    )
+
+
 def function() -> sass.Function:
-    found = sass.parse(listing("k", [op for _, op in CODE]))["k"]
-    lines = [dataclasses.replace(one, line=line) for one, (line, _) in zip(found.instructions, CODE, strict=True)]
-    return sass.Function("k", lines)
+    return of_lines(CODE)
 
 
 def counts(ctas: int, rounds: int, *, rare: int) -> Launch:
@@ -66,6 +72,53 @@ def test_blocks_run_as_often_as_statements_of_their_own() -> None:
     assert by_line[20, 50] == 36
     assert by_line[60, 20] == 42
     assert by_line[60, 70] == 6
+
+
+def copies(count: int, label: str = "") -> list[tuple[int, Op]]:
+    """Return a part of a round of a loop: the code of lines 20 and 30, several times."""
+    body = [(20, Op("FFMA R4, R4, R3, R2")), (30, Op("FADD R4, R4, R3"))] * count
+    return [(20, Op("FFMA R4, R4, R3, R2", label=label)), *body[1:]] if label else body
+
+
+def test_a_round_with_all_rounds_of_an_inner_loop() -> None:
+    """Six rounds of two warps; ptxas wrote the four rounds of the loop inside one after the other."""
+    latch = [(40, Op("BAR.SYNC.DEFER_BLOCKING 0x0")), (50, Op("@P0 BRA `(.L_x_1)")), (60, Op("EXIT"))]
+    k = of_lines([(10, Op("MOV R1, RZ")), *copies(4, ".L_x_1"), *latch])
+    launch = Launch({10: 2, 20: 48, 30: 48, 40: 12, 50: 12, 60: 2}, 1, 0)
+    assert list(recorded_module.blocks(k, launch.executed).values()) == [2, 12, 2]
+    assert Recording(k, [launch], 2).rounds == 6
+    # As many instructions of one statement, and no statement that ran a fourth as often: 64-bit sums, for instance.
+    assert list(recorded_module.blocks(k, {**launch.executed, 40: 48, 50: 48}).values()) == [2, 48, 2]
+
+
+@pytest.mark.parametrize(("passes", "rounds"), [(11, (2, 3)), (12, (3, 0)), (3, (0, 3))])
+def test_a_loop_takes_what_an_unrolled_one_leaves(passes: int, rounds: tuple[int, int]) -> None:
+    first = [*copies(4, ".L_x_1"), (40, Op("@P0 BRA `(.L_x_1)"))]
+    second = [*copies(1, ".L_x_2"), (40, Op("@P1 BRA `(.L_x_2)"))]
+    k = of_lines([(10, Op("MOV R1, RZ")), *first, (15, Op("MOV R2, RZ")), *second, (60, Op("EXIT"))])
+    launch = Launch({10: 6, 15: 6, 20: 6 * passes, 30: 6 * passes, 40: 6 * passes, 60: 6}, 3, 0)
+    recording = Recording(k, [launch], 2)
+    assert [recording.executed(loop) for loop in k.loops] == [2 * count for count in rounds]
+    # Two loops with as many copies: nobody knows which of them ran.
+    third = [*copies(4, ".L_x_2"), (40, Op("@P1 BRA `(.L_x_2)"))]
+    k = of_lines([(10, Op("MOV R1, RZ")), *first, (15, Op("MOV R2, RZ")), *third, (60, Op("EXIT"))])
+    assert [Recording(k, [launch], 2).executed(loop) for loop in k.loops] == [None, None]
+
+
+def test_an_unrolled_loop_with_its_rest_in_a_loop_around() -> None:
+    """Two warps come five times to a loop of eleven rounds: two by four copies, the work of 0.75 more behind them."""
+    inner = [*copies(4, ".L_x_2"), (40, Op("@P0 BRA `(.L_x_2)"))]
+    outer = [
+        (15, Op("MOV R2, RZ", label=".L_x_1")),
+        *inner,
+        *copies(3),
+        (40, Op("MOV R5, RZ")),
+        (50, Op("@P1 BRA `(.L_x_1)")),
+    ]
+    k = of_lines([(10, Op("MOV R1, RZ")), *outer, (60, Op("EXIT"))])
+    launch = Launch({10: 2, 15: 10, 20: 110, 30: 110, 40: 110, 50: 10, 60: 2}, 1, 0)
+    loop = min(k.loops, key=lambda one: len(one.blocks))
+    assert Recording(k, [launch], 2).executed(loop) == pytest.approx(27.5)
 
 
 def test_what_belongs_to_a_cta_and_what_to_a_round() -> None:
