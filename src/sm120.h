@@ -170,6 +170,8 @@ typedef struct sm120_profile_row {
     uint64_t global_l2_sectors;       /* sectors that they take from or bring to L2 */
     uint64_t global_reuse[24];        /* sectors that a CTA touches again and no other CTA touches, by the bytes of the
                                        * CTA in between: [n] from 4096 * 2^(n/2), [0] also less */
+    uint64_t shared_paired_accesses;  /* of shared_accesses: loads in which every lane has the address of lane ^ 1, or
+                                       * every one that of lane ^ 2; as parts of wider loads they take half */
 } sm120_profile_row;
 
 /* Open a profile: the virtual device counts by statement in all launches from now on, which take about twice as long.

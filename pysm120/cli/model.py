@@ -341,7 +341,11 @@ def show_pass(found: dict[str, Any]) -> None:
 
 def validate(path: Path) -> int:
     """Print predictions and measurements."""
-    _show(list(validation.compare(validation.read(path), path.parent)))
+    rows = list(validation.compare(validation.read(path), path.parent))
+    if not rows:
+        message = f"--validate is {str(path)!r}, which has no launch and no loop that the model predicts"
+        raise InvalidArgumentError(message)
+    _show(rows)
     return 0
 
 

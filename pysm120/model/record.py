@@ -30,7 +30,7 @@ _ROUNDS = 10  # fewest rounds in which hand-overs are recorded
 _VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
 _COUNTS = (  # of a file
     "executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts", "global_accesses", "global_sectors",
-    "global_lines", "global_l2_accesses", "global_l2_sectors",
+    "global_lines", "global_l2_accesses", "global_l2_sectors", "shared_paired_accesses",
 )  # fmt: skip
 
 

@@ -31,10 +31,14 @@ _WAIT_LENGTH = 8  # most instructions of a wait that a branch may skip
 
 
 class Banks(NamedTuple):
-    """The average wavefronts of a statement's accesses: as they were, and as they would be without bank conflicts."""
+    """The average wavefronts of a statement's accesses: as they were, and as they would be without bank conflicts.
+
+    ``is_paired``: in every access pairs of lanes load the same address, so that a wide load takes half.
+    """
 
     wavefronts: float
     ideal: float
+    is_paired: bool = False
 
     def of(self, passes: int) -> float:
         """Return the wavefronts of a machine instruction of the statement, from its own wavefronts without conflicts.
@@ -43,6 +47,7 @@ class Banks(NamedTuple):
         of several statements does not add up their conflicts, because their words may be adjacent. It takes at least
         the wavefronts of one statement, and exactly these if the lanes' addresses are equally spaced.
         """
+        passes = -(-passes // 2) if self.is_paired else passes
         return passes * self.wavefronts / self.ideal if passes <= self.ideal else max(passes, self.wavefronts)
 
 
@@ -87,16 +92,20 @@ def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
 
 
 def banks_of(statements: Sequence[Statement], entry: str) -> dict[int, Banks]:
-    """Return the wavefronts of accesses of shared memory, for the lines of a kernel that have bank conflicts."""
+    """Return the wavefronts of accesses of shared memory, for the lines with bank conflicts or loads by pairs."""
     rows: dict[int, list[Counts]] = {}
     for one in statements:
         if one.kernel == entry:
             rows.setdefault(one.row, []).append(one.counts)
     sums = {row: total(counts) for row, counts in rows.items()}
     return {
-        row: Banks(c.shared_wavefronts / c.shared_accesses, c.shared_ideal_wavefronts / c.shared_accesses)
+        row: Banks(
+            c.shared_wavefronts / c.shared_accesses,
+            c.shared_ideal_wavefronts / c.shared_accesses,
+            c.shared_paired_accesses == c.shared_accesses,
+        )
         for row, c in sums.items()
-        if c.bank_conflicts
+        if c.bank_conflicts or c.shared_paired_accesses
     }
 
 

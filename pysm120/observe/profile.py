@@ -36,6 +36,9 @@ class Counts:
     shared_accesses, shared_wavefronts, shared_ideal_wavefronts : int
         Accesses of shared memory by warps, their wavefronts, and the wavefronts that they would take without bank
         conflicts.
+    shared_paired_accesses : int
+        Those accesses of shared memory that are loads in which every lane has the address of lane ^ 1, or every one
+        that of lane ^ 2. A load of 8 or 16 bytes that holds several of them takes half of its wavefronts.
     global_accesses, global_sectors, global_ideal_sectors, global_lines, global_ideal_lines : int
         Accesses of global memory by warps, the sectors of 32 and lines of 128 bytes that they touched, and the fewest
         that could hold as many different bytes.
@@ -60,6 +63,7 @@ class Counts:
     shared_accesses: int = 0
     shared_wavefronts: int = 0
     shared_ideal_wavefronts: int = 0
+    shared_paired_accesses: int = 0
     global_accesses: int = 0
     global_sectors: int = 0
     global_ideal_sectors: int = 0

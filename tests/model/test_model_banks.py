@@ -176,6 +176,9 @@ def test_parts_and_sums_of_accesses() -> None:
     banks = Banks(6, 2)
     assert [banks.of(passes) for passes in (1, 2, 4, 8)] == [3, 6, 6, 8]
     assert Banks(1.5, 1).of(1) == 1.5
+    # Loads by pairs of lanes: of 4 bytes, which a machine instruction may merge; and of 16 bytes, two groups at once.
+    assert [Banks(1, 1, is_paired=True).of(passes) for passes in (1, 2, 4)] == [1, 1, 2]
+    assert [Banks(conflicts, 2, is_paired=True).of(4) for conflicts in (2, 6)] == [2, 6]
 
 
 def test_attention_has_none(capsys: pytest.CaptureFixture[str]) -> None:

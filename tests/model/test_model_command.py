@@ -127,6 +127,10 @@ def _skips(function: sass.Function, branch: sass.Instruction, base: str) -> int:
         ([ENTRY, "--branch", "left"], "--branch is 'left', not an address and a direction"),
         ([ENTRY, "--timeline", "x.pdf"], "--timeline is 'x.pdf', not a .png file"),
         (["--validate", "missing.json"], "--validate is 'missing.json', not a file of measurements"),
+        (
+            ["--validate", f"{MEASURED.parent}/code.json"],
+            "code.json', which has no launch and no loop that the model predicts",
+        ),
     ],
 )
 def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

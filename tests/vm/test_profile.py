@@ -100,6 +100,12 @@ def sectors(addresses: Ints, active: Flags, size: int) -> tuple[int, int, int, i
     return counts[0], counts[1], counts[2], counts[3]
 
 
+def by_pairs(offsets: Ints, flags: Flags) -> bool:
+    """Whether all active lanes agree with their partners, lane ^ 1 or lane ^ 2, where these are active."""
+    lanes = np.arange(WARP)
+    return any((offsets == offsets[lanes ^ d])[flags & flags[lanes ^ d]].all() for d in (1, 2))
+
+
 def random_offsets(rng: np.random.Generator, size: int) -> Ints:
     """Return offsets of 32 lanes in one of several patterns."""
     slots = SHARED_BYTES // size
@@ -160,6 +166,9 @@ def test_banks_as_the_model_has_them(device: pysm120.Device, rng: np.random.Gene
         where = f"offsets {offsets.tolist()}, lanes {np.flatnonzero(flags).tolist()}"
         assert (got.shared_wavefronts, got.shared_ideal_wavefronts) == (actual, ideal), where
         assert got.shared_accesses == int(flags.any())
+        assert got.shared_paired_accesses == int(kind == "load" and bool(flags.any()) and by_pairs(offsets, flags)), (
+            where
+        )
         assert got.global_accesses == 0
         assert (got.executed, got.lanes, got.predicated_off) == (1, flags.sum(), WARP - flags.sum())
         assert sum(got.bytes.values()) == flags.sum() * size

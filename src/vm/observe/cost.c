@@ -55,8 +55,9 @@ static uint32_t group_wavefronts(enum cost_kind kind, uint32_t bytes, uint32_t m
 
 struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
     uint32_t lanes = bytes <= WORD ? WARP : BANKS * WORD / bytes;
-    struct bank_cost cost = {0, 0};
-    if (kind == ACCESS_IS_LOAD && lanes < WARP && (pairs_agree(mask, address, 1) || pairs_agree(mask, address, 2))) {
+    struct bank_cost cost = {0, 0, false};
+    cost.is_paired = kind == ACCESS_IS_LOAD && (pairs_agree(mask, address, 1) || pairs_agree(mask, address, 2));
+    if (cost.is_paired && lanes < WARP) {
         lanes *= 2;
     }
     for (uint32_t first = 0; first < WARP; first += lanes) {

@@ -17,9 +17,10 @@ enum cost_kind { ACCESS_IS_LOAD, ACCESS_IS_STORE, ACCESS_IS_ATOMIC, ACCESS_IS_MA
 
 struct bank_cost {
     uint32_t wavefronts, ideal; /* ideal: one for every group with active lanes */
+    bool is_paired;             /* a load whose lanes agree with lane ^ 1, or with lane ^ 2 */
 };
 /* Return the cost of an access to shared memory. `bytes` per lane is 1, 2, 4, 8 or 16; addresses are multiples of
- * it. */
+ * it. `is_paired` does not depend on `bytes`. */
 struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address);
 
 struct sector_cost {

@@ -248,6 +248,7 @@ static void add_side(struct profile_worker *own, const struct event *e, const st
         ++pending[COUNT_shared_accesses];
         pending[COUNT_shared_wavefronts] += cost.wavefronts;
         pending[COUNT_shared_ideal_wavefronts] += cost.ideal;
+        pending[COUNT_shared_paired_accesses] += cost.is_paired;
     }
     const uint32_t global = reach_in(side, SPACE_GLOBAL, address);
     if (global != 0) {

@@ -24,7 +24,8 @@
     X(global_ideal_lines)                                                                                              \
     X(tensor_flops)                                                                                                    \
     X(global_l2_accesses)                                                                                              \
-    X(global_l2_sectors)
+    X(global_l2_sectors)                                                                                               \
+    X(shared_paired_accesses)
 
 /* Start a profile. Return CUDA_ERROR_PROFILER_ALREADY_STARTED if one is running. */
 CUresult profile_begin(struct device *device);

@@ -207,6 +207,7 @@ pub struct sm120_profile_row {
     pub global_l2_accesses: u64,
     pub global_l2_sectors: u64,
     pub global_reuse: [u64; 24],
+    pub shared_paired_accesses: u64,
 }
 
 impl Default for sm120_profile_row {
