@@ -1027,7 +1027,7 @@ impl Default for sm120_matvec_args {
 const _: () = {
     assert!(core::mem::size_of::<sm120_device_info>() == 200);
     assert!(core::mem::size_of::<sm120_profile_bytes>() == 16);
-    assert!(core::mem::size_of::<sm120_profile_row>() == 752);
+    assert!(core::mem::size_of::<sm120_profile_row>() == 760);
     assert!(core::mem::size_of::<sm120_copy_piece>() == 32);
     assert!(core::mem::size_of::<sm120_kernel_info>() == 152);
     assert!(core::mem::size_of::<sm120_parameter_info>() == 88);
