@@ -12,11 +12,11 @@ enum {
 };
 
 /* The CTAs that make a multiprocessor busy. In 16 bits one has enough copies in flight; the conversions of 8 bits need
- * two, those of MXFP8 four where tiles are short, those of NVFP4 all that are resident. */
+ * two, those of MXFP8 four up to head size 128, those of NVFP4 all that are resident. */
 static int64_t needed_ctas(const struct cached *call, int64_t resident) {
     const bool has_blocks = call->k.tensor[CACHE_BLOCKS].address != 0 || call->v.tensor[CACHE_BLOCKS].address != 0;
     const bool has_nvfp4 = call->k.form == KV_FORMAT_NVFP4 || call->v.form == KV_FORMAT_NVFP4;
-    const int64_t needed = !call->is_narrow ? 1 : has_blocks && kernel_records[call->kernel].head_dim == 64 ? 4 : 2;
+    const int64_t needed = !call->is_narrow ? 1 : has_blocks && kernel_records[call->kernel].head_dim <= 128 ? 4 : 2;
     return has_nvfp4 || needed > resident ? resident : needed;
 }
 
