@@ -133,6 +133,7 @@ static enum step wait(struct warp *w, uint32_t mask, uint32_t number, uint32_t n
     struct split *s = &w->split[w->current];
     s->pc = w->pc;
     s->wait = WAIT_BARRIER;
+    s->polled = 0;
     s->address = number;
     s->detail = needed;
     return STEP_WAIT;
