@@ -148,7 +148,9 @@ class Bench:
         out = self.device.empty((vectors, rows), np.float16)
         form, tokens = self.activations, 4 if self.activations == "int16" else 8
         records = 2 * -(-vectors // (2 * tokens)) * -(-columns // 256)
-        record = self.sizes["MATVEC_RECORD_MX_BYTES" if form == "mxfp8x2" else "MATVEC_RECORD_BYTES"]
+        record = self.sizes[
+            "MATVEC_" + {"mxfp8x2": "RECORD_MX", "nvfp4x3": "RECORD_NVFP4"}.get(form, "RECORD") + "_BYTES"
+        ]
         room = self.device.empty((records * record,), np.uint8) if vectors > 1 or form != "int8" else None
 
         def call(w: QuantizedMatrix) -> Call:
@@ -213,7 +215,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--vectors", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--layouts", nargs="+", choices=("native", "packed"), default=["packed", "native"])
-    parser.add_argument("--activations", choices=("int8", "int16", "mxfp8x2"), default="int8")
+    parser.add_argument("--activations", choices=("int8", "int16", "mxfp8x2", "nvfp4x3"), default="int8")
     parser.add_argument("--llama", type=Path, metavar="CHECKOUT", help="a checkout of llama.cpp")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

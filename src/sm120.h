@@ -979,8 +979,14 @@ enum { SM120_SILU = 0, SM120_GELU = 1 };
 
 /* x in blocks of 32. INT8: quants with an f32 scale. INT16: a second int8 with its own scale holds what the rounding to
  * the first one left. MXFP8X2: two e4m3 in the same way, each with a ue8m0 scale; of MXFP4 only, by block-scaled mma.
- * INT16 and MXFP8X2 need a workspace. */
-enum { SM120_ACTIVATIONS_INT8 = 0, SM120_ACTIVATIONS_INT16 = 1, SM120_ACTIVATIONS_MXFP8X2 = 2 };
+ * NVFP4X3: blocks of 16, three e2m1 in the same way, each with a ue4m3 scale, and an f32 factor for 256 columns; of
+ * NVFP4 only, by block-scaled mma. All but INT8 need a workspace. */
+enum {
+    SM120_ACTIVATIONS_INT8 = 0,
+    SM120_ACTIVATIONS_INT16 = 1,
+    SM120_ACTIVATIONS_MXFP8X2 = 2,
+    SM120_ACTIVATIONS_NVFP4X3 = 3
+};
 
 typedef struct sm120_matvec_args {
     uint32_t size;                  /* sizeof(sm120_matvec_args) */
@@ -1005,7 +1011,7 @@ typedef struct sm120_matvec_args {
     sm120_address up;
     int64_t up_bytes; /* of its buffer */
 
-    uint32_t activations; /* SM120_ACTIVATIONS_INT8; without experts also _INT16 or _MXFP8X2 */
+    uint32_t activations; /* SM120_ACTIVATIONS_INT8; without experts also the others */
     uint32_t reserved;    /* 0 */
 } sm120_matvec_args;
 

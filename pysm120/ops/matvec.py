@@ -46,6 +46,7 @@ _PRECISIONS = {
     "int8": lib.SM120_ACTIVATIONS_INT8,
     "int16": lib.SM120_ACTIVATIONS_INT16,
     "mxfp8x2": lib.SM120_ACTIVATIONS_MXFP8X2,
+    "nvfp4x3": lib.SM120_ACTIVATIONS_NVFP4X3,
 }
 _RANKS = (1, 2)
 _EXPERTS = 3  # dimensions of a stack of matrices
@@ -80,11 +81,12 @@ def matvec(
     experts : array, int32, shape (n,) or (N, n), optional
         Which matrices multiply each vector. An index that is negative or not
         below E gives NaN.
-    activations : {"int8", "int16", "mxfp8x2"}
+    activations : {"int8", "int16", "mxfp8x2", "nvfp4x3"}
         How x is rounded. "int16" adds a second int8 of what the first one
-        left, about 15 bits; not with experts. "mxfp8x2", only for MXFP4 and
-        not with experts, takes two float8_e4m3fn in the same way, about 8
-        bits, and multiplies by block-scaled mma.
+        left, about 15 bits. "mxfp8x2", only for MXFP4, takes two
+        float8_e4m3fn in the same way, about 8 bits, and "nvfp4x3", only for
+        NVFP4, three float4_e2m1fn, about 7 bits; both multiply by
+        block-scaled mma. With experts only "int8".
     out : array, optional
         Where the result goes.
     out_dtype : dtype, optional
@@ -95,8 +97,8 @@ def matvec(
         For an Array the call returns before the work is done.
     workspace : Array, optional
         Memory for x in int8; by default the device keeps some for each stream.
-        Several vectors need it, "int16", "mxfp8x2", and vectors of more than
-        20,000 columns.
+        Several vectors need it, everything but "int8", and vectors of more
+        than 20,000 columns.
 
     Returns
     -------
@@ -117,8 +119,9 @@ def matvec(
     rounding of float32 sums. It is only the latter where x is a multiple of
     its scale. "int16" divides this error by 250. "mxfp8x2" rounds each
     element of x by at most 2^-8 of its magnitude, or 2^-18 of the largest in
-    its block; a weight scale of 255 is NaN there. The result has the same
-    bits in every run.
+    its block; a weight scale of 255 is NaN there. "nvfp4x3" rounds it by at
+    most 0.6 % of the largest of 16, or 2^-17 of the largest of 256 columns; a
+    weight scale of 0xff is 0 there. The result has the same bits in every run.
 
     """
     others = {"bias": bias, "experts": experts, "up": None, "activation": 0, "activations": _precision(activations)}

@@ -374,7 +374,8 @@ def weights(bench: Bench, kind: str) -> Outcomes:
             out = bench.out((count, rows), F32)
             matvec(one, bench.put(x), out=out)
             yield bench.outcome(f"matvec, {layout}, {count}", out, x.astype(np.float64) @ exact[0].T, 0.02)
-        for activations, bound in (("int16", 0.0001), ("mxfp8x2", 0.0015))[: 1 + (kind == "MXFP4")]:
+        block_scaled = {"MXFP4": [("mxfp8x2", 0.0015)], "NVFP4": [("nvfp4x3", 0.002)]}.get(kind, [])
+        for activations, bound in [("int16", 0.0001), *block_scaled]:
             out = bench.out((count, rows), F32)
             matvec(one, bench.put(x), activations=activations, out=out)
             yield bench.outcome(f"matvec, {layout}, {activations}", out, x.astype(np.float64) @ exact[0].T, bound)

@@ -22,25 +22,44 @@ struct matvec {
     int64_t weight_bytes;   /* of all experts, in the call's layout */
     int64_t results;        /* vectors of y */
     struct tensor x, y;
-    bool is_packed, has_residual, is_mx;
+    const struct form *form;
+    bool is_packed, has_residual;
     const struct kernel_record *record;
     uint32_t index;          /* of the record */
     uint32_t shared;         /* bytes of a CTA */
     uint32_t vector_tiles;   /* of 8 or 16 vectors; 0: the kernel of one vector, which needs no workspace */
     uint32_t record_tiles;   /* of 8 vectors, in the workspace */
-    int64_t workspace_bytes; /* x in int8, or as two e4m3 */
+    int64_t workspace_bytes; /* x in its form */
 };
 
-/* The forms of a kernel by the vectors that a CTA multiplies at once; WIDTH_MX: 8 as two e4m3. */
-enum width { WIDTH_1, WIDTH_8, WIDTH_16, WIDTH_MX, WIDTHS };
+/* The forms of x, by `activations`. */
+static const struct form {
+    const char *name;      /* of SM120_ACTIVATIONS_... */
+    const char *quantizer; /* configuration of the kernel that writes x to the workspace */
+    const char *config[2]; /* of the kernel of 8 vectors; native, packed */
+    uint32_t record_bytes; /* of 8 vectors and 256 columns */
+    uint32_t type;         /* of the only weights that have it, by one kernel for every number of vectors; 0: all */
+    const char *type_name;
+} forms[] = {
+    [SM120_ACTIVATIONS_INT8] = {"INT8", "int8", {"native_8", "packed_8"}, MATVEC_RECORD_BYTES, 0, NULL},
+    [SM120_ACTIVATIONS_INT16] = {"INT16", "int8", {"native_8", "packed_8"}, MATVEC_RECORD_BYTES, 0, NULL},
+    [SM120_ACTIVATIONS_MXFP8X2] = {.name = "MXFP8X2",
+                                   .quantizer = "mxfp8x2",
+                                   .config = {"native_mxfp8x2", "packed_mxfp8x2"},
+                                   .record_bytes = MATVEC_RECORD_MX_BYTES,
+                                   .type = SM120_GGUF_MXFP4,
+                                   .type_name = "MXFP4"},
+    [SM120_ACTIVATIONS_NVFP4X3] = {.name = "NVFP4X3",
+                                   .quantizer = "nvfp4x3",
+                                   .config = {"native_nvfp4x3", "packed_nvfp4x3"},
+                                   .record_bytes = MATVEC_RECORD_NVFP4_BYTES,
+                                   .type = SM120_GGUF_NVFP4,
+                                   .type_name = "NVFP4"},
+};
 
-/* Find the kernel of a width. Only packed weights have one of 16 vectors, and none of those whose kernel of 8 vectors
- * has 32 rows; only MXFP4 has WIDTH_MX. */
-static sm120_status find_kernel(struct matvec *call, enum width width) {
-    static const char *const configs[2][WIDTHS] = {{"native_1", "native_8", "native_8", "native_mxfp8x2"},
-                                                   {"packed_1", "packed_8", "packed_16", "packed_mxfp8x2"}};
-    const struct kernel_record wanted = {
-        .operation = "matvec", .layout = call->weights.type, .config = configs[call->is_packed][width]};
+/* Find a kernel of the call's weights. */
+static sm120_status find_kernel(struct matvec *call, const char *config) {
+    const struct kernel_record wanted = {.operation = "matvec", .layout = call->weights.type, .config = config};
     sm120_status status = builtin_find(&wanted, &call->index);
     if (status == SM120_OK) {
         call->record = kernel_records + call->index;
@@ -51,7 +70,7 @@ static sm120_status find_kernel(struct matvec *call, enum width width) {
 
 /* Choose the kernel of one vector, which keeps x in shared memory; `is_chosen` says whether x is short enough. */
 static sm120_status choose_single(struct matvec *call, bool has_experts, bool *is_chosen) {
-    sm120_status status = find_kernel(call, WIDTH_1);
+    sm120_status status = find_kernel(call, call->is_packed ? "packed_1" : "native_1");
     const int64_t shared = (int64_t)call->shared + (int64_t)call->weights.spans * MATVEC_X_SPAN;
     *is_chosen = status == SM120_OK && shared <= SHARED_MAX;
     if (*is_chosen) {
@@ -64,23 +83,24 @@ static sm120_status choose_single(struct matvec *call, bool has_experts, bool *i
     return status;
 }
 
-/* Choose the kernel. If one vector is too long for its kernel, that of 8 vectors computes it, without experts. */
+/* Choose the kernel. If one vector is too long for its kernel, that of 8 vectors computes it, without experts. Packed
+ * weights have a kernel of 16 vectors too, but those whose kernel of 8 vectors has 32 rows. */
 static sm120_status choose(struct matvec *call, int64_t vectors, bool has_experts) {
     sm120_status status = SM120_OK;
     bool is_chosen = false;
-    if ((vectors == 1 && !call->has_residual && !call->is_mx) || has_experts) {
+    if ((vectors == 1 && !call->has_residual && call->form->type == 0) || has_experts) {
         status = choose_single(call, has_experts, &is_chosen);
     }
     if (status != SM120_OK || is_chosen) {
         return status;
     }
-    status = find_kernel(call, call->is_mx ? WIDTH_MX : WIDTH_8);
+    status = find_kernel(call, call->form->config[call->is_packed]);
     if (status != SM120_OK) {
         return status;
     }
     const int64_t of_record = call->has_residual ? MATVEC_TOKENS / 2 : MATVEC_TOKENS;
     const bool is_wide =
-        call->is_packed && vectors > of_record && !call->is_mx && call->record->rows == WEIGHTS_TILE_ROWS;
+        call->is_packed && vectors > of_record && call->form->type == 0 && call->record->rows == WEIGHTS_TILE_ROWS;
     const int64_t records = is_wide ? 2 : 1; /* of a tile and a span */
     const int64_t tiles = (vectors + records * of_record - 1) / (records * of_record);
     if (tiles * records * call->weights.spans > INT32_MAX) {
@@ -90,9 +110,8 @@ static sm120_status choose(struct matvec *call, int64_t vectors, bool has_expert
     }
     call->vector_tiles = (uint32_t)tiles;
     call->record_tiles = (uint32_t)(tiles * records);
-    call->workspace_bytes =
-        tiles * records * call->weights.spans * (call->is_mx ? MATVEC_RECORD_MX_BYTES : MATVEC_RECORD_BYTES);
-    return is_wide ? find_kernel(call, WIDTH_16) : SM120_OK;
+    call->workspace_bytes = tiles * records * call->weights.spans * call->form->record_bytes;
+    return is_wide ? find_kernel(call, "packed_16") : SM120_OK;
 }
 
 /* Check the experts, and find the bytes of all matrices and the vectors of y. */
@@ -128,8 +147,7 @@ static sm120_status check_experts(const sm120_matvec_args *args, struct matvec *
 /* Check what needs no device. */
 static sm120_status check_args(const sm120_matvec_args *args, struct matvec *call) {
     *call = (struct matvec){.is_packed = args->layout == SM120_WEIGHTS_PACKED,
-                            .has_residual = args->activations == SM120_ACTIVATIONS_INT16,
-                            .is_mx = args->activations == SM120_ACTIVATIONS_MXFP8X2};
+                            .has_residual = args->activations == SM120_ACTIVATIONS_INT16};
     if (args->layout > SM120_WEIGHTS_PACKED) {
         return fail(SM120_INVALID_ARGUMENT,
                     "layout = %" PRIu32 "; it must be WEIGHTS_NATIVE (%d) or WEIGHTS_PACKED (%d)", args->layout,
@@ -138,20 +156,22 @@ static sm120_status check_args(const sm120_matvec_args *args, struct matvec *cal
     if (args->reserved != 0) {
         return fail(SM120_INVALID_ARGUMENT, "reserved = %" PRIu32 "; it must be 0", args->reserved);
     }
-    if (args->activations > SM120_ACTIVATIONS_MXFP8X2) {
+    if (args->activations >= sizeof forms / sizeof *forms) {
         return fail(SM120_INVALID_ARGUMENT,
                     "activations = %" PRIu32
-                    "; it must be ACTIVATIONS_INT8 (%d), ACTIVATIONS_INT16 (%d) or ACTIVATIONS_MXFP8X2 (%d)",
-                    args->activations, SM120_ACTIVATIONS_INT8, SM120_ACTIVATIONS_INT16, SM120_ACTIVATIONS_MXFP8X2);
+                    "; it must be ACTIVATIONS_INT8 (%d), _INT16 (%d), _MXFP8X2 (%d) or _NVFP4X3 (%d)",
+                    args->activations, SM120_ACTIVATIONS_INT8, SM120_ACTIVATIONS_INT16, SM120_ACTIVATIONS_MXFP8X2,
+                    SM120_ACTIVATIONS_NVFP4X3);
     }
+    call->form = &forms[args->activations];
     if (args->activations != SM120_ACTIVATIONS_INT8 && args->experts != 0) {
         return fail(SM120_UNSUPPORTED, "activations = ACTIVATIONS_%s; with experts it must be ACTIVATIONS_INT8 (%d)",
-                    call->is_mx ? "MXFP8X2" : "INT16", SM120_ACTIVATIONS_INT8);
+                    call->form->name, SM120_ACTIVATIONS_INT8);
     }
-    if (call->is_mx && args->type != SM120_GGUF_MXFP4) {
+    if (call->form->type != 0 && args->type != call->form->type) {
         return fail(SM120_UNSUPPORTED,
-                    "activations = ACTIVATIONS_MXFP8X2 with type = %" PRIu32 "; its type must be MXFP4 (%d)",
-                    args->type, SM120_GGUF_MXFP4);
+                    "activations = ACTIVATIONS_%s with type = %" PRIu32 "; its type must be %s (%" PRIu32 ")",
+                    call->form->name, args->type, call->form->type_name, call->form->type);
     }
     if (args->activation > (args->up != 0 ? SM120_GELU : 0)) {
         return fail(SM120_INVALID_ARGUMENT,
@@ -232,11 +252,11 @@ static sm120_status start(struct device *device, uint32_t index, struct launch *
 
 /* Find the kernel that writes x to the workspace. */
 static sm120_status find_quantizer(const struct matvec *call, uint32_t *index) {
-    const struct kernel_record wanted = {.operation = "matvec_activations", .config = call->is_mx ? "mxfp8x2" : "int8"};
+    const struct kernel_record wanted = {.operation = "matvec_activations", .config = call->form->quantizer};
     return builtin_find(&wanted, index);
 }
 
-/* Write x in int8, or as two e4m3, to the workspace. */
+/* Write x in its form to the workspace. */
 static sm120_status quantize(struct device *device, const struct matvec *call, sm120_address workspace, int64_t vectors,
                              sm120_stream stream) {
     uint32_t index;
@@ -262,7 +282,7 @@ static sm120_status quantize(struct device *device, const struct matvec *call, s
     struct argument_pointers pointers;
     struct launch launch;
     if (status == SM120_OK) {
-        const struct arguments arguments = call->is_mx ? ARGUMENTS(&mx) : ARGUMENTS(&int8);
+        const struct arguments arguments = call->form->type != 0 ? ARGUMENTS(&mx) : ARGUMENTS(&int8);
         status = launch_of(&pointers, arguments, call->weights.spans, kernel_records + index, stream, &launch);
     }
     launch.is_early = true;

@@ -20,6 +20,7 @@ from pysm120.runtime.ffi import check, ffi
 from pysm120.runtime.module import builtin_kernel, constants
 
 LAYOUTS = ("native", "packed")
+BLOCK_SCALED = {"MXFP4": "mxfp8x2", "NVFP4": "nvfp4x3"}
 SINGLE_COLUMNS = 1 << 17  # of one vector: too many for shared memory
 
 
@@ -44,14 +45,20 @@ def launch(device: pysm120.Device) -> None:
             w = matrix(device, np.zeros((1, 1, block.bytes), np.uint8), name, layout)
             for vectors in (1, 2, 9):
                 pysm120.matvec(w, np.ones((vectors, block.columns), "f4"))
-            if name == "MXFP4":
-                pysm120.matvec(w, np.ones(block.columns, "f4"), activations="mxfp8x2")
+            if name in BLOCK_SCALED:
+                pysm120.matvec(w, np.ones(block.columns, "f4"), activations=BLOCK_SCALED[name])
 
 
 def compute_mxfp8x2(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
     """33 rows of MXFP4 with values around 1, 9 vectors."""
     raw, x = random_blocks(rng, "MXFP4", 33, 512), rng.standard_normal((9, 512)).astype("f4")
     return pysm120.matvec(matrix(device, raw, "MXFP4", "packed"), 2.0**-10 * x, activations="mxfp8x2").reshape(-1)
+
+
+def compute_nvfp4x3(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
+    """33 rows of NVFP4 with values around 1, 9 vectors."""
+    raw, x = random_blocks(rng, "NVFP4", 33, 512), rng.standard_normal((9, 512)).astype("f4")
+    return pysm120.matvec(matrix(device, raw, "NVFP4", "packed"), 2.0**-8 * x, activations="nvfp4x3").reshape(-1)
 
 
 def compute(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
@@ -94,8 +101,9 @@ OPERATION = Operation(
         Wrong("up", 6, "INVALID_ARGUMENT", "up_bytes = 0"),
         Wrong("up_bytes", 288, "INVALID_ARGUMENT", "up_bytes = 288; without up it must be 0"),
         Wrong("activation", 1, "INVALID_ARGUMENT", "activation = 1"),
-        Wrong("activations", 3, "INVALID_ARGUMENT", "activations = 3"),
+        Wrong("activations", 4, "INVALID_ARGUMENT", "activations = 4"),
         Wrong("activations", 2, "UNSUPPORTED", "activations = ACTIVATIONS_MXFP8X2 with type = 12"),
+        Wrong("activations", 3, "UNSUPPORTED", "activations = ACTIVATIONS_NVFP4X3 with type = 12"),
         Wrong("chosen", 1, "INVALID_ARGUMENT", "experts = 0 with expert_count = 0 and chosen = 1"),
     ],
     refused={
@@ -103,8 +111,9 @@ OPERATION = Operation(
     },
     launch=launch,
     recorded=[
-        Recorded("matvec", "matvec(?!.*_mx(fp8x2)?$).*", compute),
+        Recorded("matvec", "matvec(?!.*(_mx|activations_nvfp4|p8x2|p4x3)$).*", compute),
         Recorded("matvec mxfp8x2", "matvec.*_mx(fp8x2)?", compute_mxfp8x2, is_exact=False, step=2.0**-7),
+        Recorded("matvec nvfp4x3", "matvec.*(ons_nvfp4|p4x3)", compute_nvfp4x3, is_exact=False, step=2.0**-7),
     ],
 )
 

@@ -200,8 +200,12 @@ DEADLOCKS = {
         ("deadlock", "a value other than 0x0 at shared address 0x400"),
     ),
     "barriers after a failed poll of an mbarrier": (
-        "@r mbarrier.init.shared.b64 [smem], 1;\nbar.sync 0;\nmbarrier.test_wait.parity.shared.b64 s, [smem], 0;\n"
-        "@p bar.sync 1, 64;\n@!p bar.sync 2, 64;",
+        """
+        @r mbarrier.init.shared.b64 [smem], 1;
+        bar.sync 0;
+        mbarrier.test_wait.parity.shared.b64 s, [smem], 0;
+        @p bar.sync 1, 64;
+        @!p bar.sync 2, 64;""",
         ("deadlock: no warp can continue", "barrier 1: 32 of 64", "barrier 2: 32 of 64"),
     ),
 }

@@ -108,6 +108,7 @@ pub const SM120_GELU: u32 = 1;
 pub const SM120_ACTIVATIONS_INT8: u32 = 0;
 pub const SM120_ACTIVATIONS_INT16: u32 = 1;
 pub const SM120_ACTIVATIONS_MXFP8X2: u32 = 2;
+pub const SM120_ACTIVATIONS_NVFP4X3: u32 = 3;
 
 #[repr(C)]
 pub struct sm120_device {
