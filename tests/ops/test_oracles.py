@@ -179,7 +179,9 @@ def test_onnx_backend(device: pysm120.Device, pytestconfig: pytest.Config) -> No
         for got, exact, plain in zip(
             results, reference(node, inputs, np.float64), reference(node, inputs, KERNEL[kernel]), strict=True
         ):
-            judge(got, exact, plain, ROUNDING[kernel])
+            # Of a few elements the error of the plain reference may be small by chance: the roundings of V remain.
+            cancelled = ROUNDING[kernel] * np.abs(inputs["V"]).max().astype(float) / 8 if exact.size < 32 else 0
+            judge(got, exact, plain, ROUNDING[kernel], cancelled)
 
     repeated(test, pytestconfig, p=PROBLEMS)
 

@@ -43,6 +43,8 @@ BAD = [
     ("add.u32 a, %tid.x, 1;", "%tid.x", "which only mov and cvt can read"),
     ("mov.u64 w, %laneid;", "%laneid", "'%laneid' is .u32"),
     ("add.u32 _, a, b;", "_", "needs a register for its result"),
+    ("lop3.b32 a, b, b, b, a;", "a;", "expects a constant"),
+    ("lop3.b32 a, b, b, b, 0f3f800000;", "0f3f", "expects a constant"),
     ("mov.f32 f, 0;", "0;", "float constant"),
     ("mov.u32 a, 0f3f800000;", "0f3f", "cannot be used as .u32"),
     ("mov.b32 a, 1.5;", "1.5", "cannot be used as .b32"),

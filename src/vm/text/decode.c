@@ -428,8 +428,12 @@ static enum type row_type(const struct statement *s, const struct row *row, uint
     return type_bytes(named) == type_bytes(type) ? named : type;
 }
 
-/* Report constants that ptxas refuses: of bit fields beyond 255, and of video instructions. */
+/* Report constants that ptxas refuses, of bit fields beyond 255 and of video instructions, and the table of lop3 that
+ * is none. */
 static void check_constants(struct parser *p, const struct statement *s) {
+    if (strncmp(s->name, "lop3.", 5) == 0) {
+        need_integer(p, &s->operand[4], INT64_MIN, INT64_MAX);
+    }
     const bool is_field = strncmp(s->name, "bfe.", 4) == 0 || strncmp(s->name, "bfi.", 4) == 0;
     for (uint32_t k = s->operands - 2; is_field && k < s->operands; ++k) {
         if (s->operand[k].kind == OPERAND_INTEGER) {
