@@ -3,8 +3,8 @@
     python benchmarks/unseen.py SOURCES FOLDER [--list LIST.json]  # nvcc: FOLDER/*.cubin and FOLDER/LIST.json
     python -m pysm120 model --measure OUT.json --launches FOLDER/LIST.json  # on the GPU, by ncu: clocks, errors
 
-`results/unseen_h100.json` and `results/unseen_h100_2.json` have the sources with their commits, the commands of nvcc,
-and a list of launches with their predictions. SOURCES has the checkouts; the first command says which is missing. It
+`results/unseen_h100.json`, `_2.json` and `_3.json` have the sources with their commits, the commands of nvcc, and a
+list of launches with their predictions. SOURCES has the checkouts; the first command says which is missing. It
 needs no GPU, and the second one needs no compiler. Both name a kernel whose machine code is not that of the prediction:
 its error says nothing.
 """

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from pysm120.machine_code import sass
+from pysm120.machine_code import pipes, sass
+from pysm120.machine_code.cubin import Cubin
 from pysm120.model import files, memory, predict, roles, splits, validation
 from pysm120.model import problem as problems
 from pysm120.model import record as records
@@ -23,6 +24,8 @@ from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_builtin
 
 INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, and says which
+_L1_BESIDE = 28 * 1024  # bytes of L1 that shared memory cannot have: of 256 KiB on Hopper, of 128 KiB on SM120
+_SPILLED = re.compile(r"\[R1(?:\+0x[0-9a-f]+)?\]$")  # the address of a spilled register
 _REPEATS = 2  # times that L2 gives the bytes of DRAM, above which L1 may matter
 _LOOP = re.compile(r"(0x[0-9a-f]+)=(\d+(?:\.\d+)?)$")
 _BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
@@ -189,6 +192,24 @@ class Kernel:
             )
         if model.handovers.guessed:
             self.missing.append("the code does not tell the bytes that producers copy: L2 and DRAM may bound the time")
+        self._check_frame(model, self.file.image)
+
+    def _check_frame(self, model: KernelModel, image: bytes) -> None:
+        """Note that the main loop spills more than L1 holds beside shared memory."""
+        entry, block, chip = Cubin(image).entry(model.function.name), self.arguments.block, self.chip
+        threads = files.threads_of(image, model.function.name, triple(block, "--block") if block else None)
+        shared = entry.static_shared_bytes + (number(self.arguments.shared, "--shared", least=0) or 0)
+        shared += int(chip["shared_bytes_reserved"])
+        left = int(chip["shared_bytes_per_sm"]) + _L1_BESIDE - model.slots * shared
+        around = (model.paths.sources[step.place] for step in model.paths.around)
+        spilled = {one.operands[1]: pipes.local_bytes(one) for one in around if one.base == "LDL"}
+        bytes_of_thread = sum(size for place, size in spilled.items() if _SPILLED.match(place))
+        frames = model.slots * threads * bytes_of_thread
+        if frames > left:
+            self.missing.append(
+                f"the main loop loads {frames:,} bytes of spilled registers on an SM, and L1 holds {max(0, left):,}: "
+                "L2 or DRAM delivers them again and again, which the model leaves out"
+            )
 
     def dram_bytes(self, model: KernelModel, rounds: list[int], others: list[roles.Other]) -> float | None:
         """Return the bytes that a file's kernel moves from and to DRAM; None if nobody stated them."""

@@ -85,6 +85,12 @@ def lane_bytes(one: Instruction) -> int:
     return {"128": 16, "64": 8, "U8": 1, "S8": 1, "U16": 2, "S16": 2}[width[1]] if width else 4
 
 
+def local_bytes(one: Instruction) -> int:
+    """Return the bytes that a lane of a load or store of local memory moves."""
+    width = _BITS.search(one.opcode)
+    return int(width[1]) // 8 if width else 4
+
+
 def is_access(one: Instruction) -> bool:
     """Whether an instruction accesses shared memory at addresses from registers, so that it can have bank conflicts."""
     return class_of(one.opcode) in {"ldmatrix", "stmatrix", "load_shared", "store_shared", "atomic_shared"}

@@ -170,7 +170,7 @@ def straight(
 
 def _pipes(chip: Chip, function: Function, recording: Recording | None) -> Pipes:
     """Return the pipes of a chip, with the recorded bank conflicts of a kernel."""
-    pipes = Pipes(chip, recording.wavefronts, recording.sectors) if recording else Pipes(chip)
+    pipes = Pipes(chip, recording.wavefronts, recording.sectors, recording.written) if recording else Pipes(chip)
     for one in function.instructions if recording else ():  # so that no later round needs another pipe
         pipes.number(chip.timing(pipe_table.class_of(one.opcode)).pipe)
     return pipes

@@ -23,7 +23,7 @@ from pysm120.runtime.errors import InvalidArgumentError
 
 _OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # opcodes whose lines are not reliable
 SECTOR_BYTES = 32
-_NOT_IN_L1 = re.compile(r"\.(?:BYPASS|STRONG)\b")  # cp.async.cg, volatile loads
+_NOT_IN_L1 = re.compile(r"\.STRONG\b")  # volatile loads
 # Opcodes of PTX that may access global memory.
 _ACCESS = re.compile(r"(?:ldu?|st|cp\.async|red|atom|wmma\.(?:load|store))$")
 _EXTENDED = re.compile(r"\.E\b")  # 64-bit addresses
@@ -32,6 +32,8 @@ _WAIT_LENGTH = 8  # most instructions of a wait that a branch may skip
 
 class Banks(NamedTuple):
     """The average wavefronts of a statement's accesses: as they were, and as they would be without bank conflicts.
+
+    A statement with several accesses (wmma.load) has their sum.
 
     ``is_paired``: in every access pairs of lanes load the same address, so that a wide load takes half.
     """
@@ -97,16 +99,12 @@ def banks_of(statements: Sequence[Statement], entry: str) -> dict[int, Banks]:
     for one in statements:
         if one.kernel == entry:
             rows.setdefault(one.row, []).append(one.counts)
-    sums = {row: total(counts) for row, counts in rows.items()}
-    return {
-        row: Banks(
-            c.shared_wavefronts / c.shared_accesses,
-            c.shared_ideal_wavefronts / c.shared_accesses,
-            c.shared_paired_accesses == c.shared_accesses,
-        )
-        for row, c in sums.items()
-        if c.bank_conflicts or c.shared_paired_accesses
-    }
+    found = {}
+    for row, c in ((row, total(counts)) for row, counts in rows.items()):
+        if c.bank_conflicts or c.shared_paired_accesses:
+            n, is_paired = min(c.executed, c.shared_accesses), c.shared_paired_accesses == c.shared_accesses
+            found[row] = Banks(c.shared_wavefronts / n, c.shared_ideal_wavefronts / n, is_paired)
+    return found
 
 
 def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, Sectors]:
@@ -290,6 +288,11 @@ class Recording:
         passes = pipes.wavefronts(one)
         banks = self.launches[-1].banks.get(_row_of(self._rows, one)) if pipes.is_access(one) else None
         return banks.of(passes) if banks else passes
+
+    def written(self, one: Instruction) -> float | None:
+        """Return the average wavefronts of what a cp.async writes to shared memory; None without bank conflicts."""
+        banks = self.launches[-1].banks.get(_row_of(self._rows, one))
+        return banks.wavefronts if banks else None
 
     def sectors(self, one: Instruction) -> Sectors | None:
         """Return what a warp's access of global memory touches and takes from L2; None if it is unknown."""

@@ -53,6 +53,7 @@ class Step(NamedTuple):
     action of cp.async: "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups).
     ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code. ``added``:
     bytes that it adds to L2; ``loaded``, ``stored``: bytes that it loads from L2, without cp.async, or stores.
+    ``written``: wavefronts of shared memory that the bytes of a cp.async take when they arrive.
     """
 
     pipe: int
@@ -73,6 +74,7 @@ class Step(NamedTuple):
     added: int = 0
     loaded: float = 0.0
     stored: float = 0.0
+    written: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -487,7 +489,7 @@ class Simulator:
         """Perform cp.async, its commit_group and its wait_group."""
         if step.special == "load":
             self.copy_free = max(self.copy_free, now) + step.amount / self.load_rate
-            self.arriving += step.amount / _PASS_BYTES
+            self.arriving += step.written
             warp.landing = max(warp.landing, math.ceil(self.copy_free) + self.async_latency)
         elif step.special == "commit":
             warp.groups.append(warp.landing)
@@ -559,7 +561,7 @@ class Pipes:
     """The pipes of a chip by number, and the steps of instructions.
 
     ``wavefronts`` returns the wavefronts of shared memory of an instruction, ``sectors`` what an access of global
-    memory touches; None if that is unknown.
+    memory touches, ``written`` the wavefronts that what a cp.async has copied takes; None if that is unknown.
     """
 
     def __init__(
@@ -567,8 +569,9 @@ class Pipes:
         chip: Chip,
         wavefronts: Callable[[Instruction], float] = pipe_table.wavefronts,
         sectors: Callable[[Instruction], Sectors | None] = lambda _: None,
+        written: Callable[[Instruction], float | None] = lambda _: None,
     ) -> None:
-        self.chip, self.wavefronts, self.sectors = chip, wavefronts, sectors
+        self.chip, self.wavefronts, self.sectors, self.written = chip, wavefronts, sectors, written
         self.names: list[str] = []
         self.port_clocks = float(chip["port_xu"]), float(chip["port_returned"])
 
@@ -606,6 +609,11 @@ class Pipes:
             conflicts = passes - (pipe_table.wavefronts(one) or pipe_table.add_passes(one)) if passes else 0
             latency, loaded, stored = (timing.latency, 0.0, 0.0) if is_idle else self.of_memory(one, timing.latency)
             special, amount = _special(one)
+            written = 0.0
+            if special == "load":
+                written = amount / _PASS_BYTES if (recorded := self.written(one)) is None else recorded
+                if (found := self.sectors(one)) is not None:
+                    amount = round(SECTOR_BYTES * found.fetched)
             deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
             steps.append(
                 Step(
@@ -627,6 +635,7 @@ class Pipes:
                     added_bytes(one),
                     loaded,
                     stored,
+                    written,
                 )
             )
         return steps

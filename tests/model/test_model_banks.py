@@ -127,6 +127,23 @@ def test_matrices_in_rows_of_128_bytes(h200: Chip) -> None:
         assert found.round_clocks == pytest.approx(16 * TIMES * wavefronts, rel=0.08)
 
 
+@pytest.mark.parametrize(("pitch", "wavefronts"), [(16, 8), (32, 16), (64, 32), (40, 4)])
+def test_fragments_of_wmma(h200: Chip, pitch: int, wavefronts: int) -> None:
+    """A wmma.load counts as several accesses, and becomes one LDSM.x4. `pitch`: elements of 2 bytes from row to row."""
+    load = "wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {{{}}}, [first], {};"
+    loads = "\n".join(
+        "    bar.sync 0;\n    "
+        + load.format(", ".join(f"r{j}" for j in range(8)), pitch)
+        + "".join(f"\n    add.u32 sum, sum, r{j};" for j in range(8))
+        for _ in range(TIMES)
+    )
+    loads = f"    mov.u32 first, block;\n{loads}"
+    _, function = known(loads, 16)
+    assert sum(one.base == "LDSM" for one in function.of_loop(function.main_loop())) == TIMES
+    found = predicted(h200, loads, 4 * LANE, 16)
+    assert found.shares["shared"] * found.round_clocks == pytest.approx(16 * TIMES * wavefronts, rel=0.01)
+
+
 @pytest.mark.parametrize("body", [CHAIN, ROW])
 @pytest.mark.parametrize("warps", [1, 8])
 def test_what_has_no_conflicts_stays_as_it_is(h200: Chip, body: str, warps: int) -> None:

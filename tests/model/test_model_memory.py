@@ -301,6 +301,37 @@ def test_tiles_that_are_loaded_ahead_come_from_l2(tmp_path: Path, capsys: pytest
     assert far["clocks_per_round"] == near["clocks_per_round"]
 
 
+@pytest.mark.parametrize(("place", "sectors"), [("16, s", 16), ("16, s16", 32), ("32, s", 32)])
+def test_a_copy_takes_the_sectors_that_were_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, sectors: int
+) -> None:
+    """The halves of a sector go to one block of 32 bytes of shared memory, or to two: then L2 gives it twice."""
+    path = tmp_path / "k.ptx"
+    shifted = PRODUCTS.replace("mad.lo.u32 s, tid, 16, s;", f"add.u32 s16, s, 16;\n    mad.lo.u32 s, tid, {place};")
+    path.write_text(shifted.replace("n, i, tid, s, r<6>", "n, i, tid, s, s16, r<6>").replace("tile[512]", "tile[2048]"))
+    found = profiled(path, capsys, "--block", "32", "f16[32768]:zeros", "f32[256]", "u32:64")
+    assert bytes_of(found) == pytest.approx(1360 * (64 * 32 * sectors + 512), rel=0.01)
+
+
+@pytest.mark.parametrize(("sums", "shared", "left"), [(100, 0, 124_928), (100, 90_000, 40_048), (30, 90_000, None)])
+def test_spills_that_l1_does_not_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sums: int, shared: int, left: int | None
+) -> None:
+    """Sums that 24 registers cannot keep: what the loop loads again is said to be left out, if L1 cannot hold it."""
+    path = tmp_path / "k.ptx"
+    kernel = SUMS.replace(".reqntid 256", ".reqntid 256\n.maxnreg 24").replace("a<4>, sum", "a<4>, sum, s<100>")
+    first, each, last = (
+        "".join(f"    {text.format(k=k, at=4 * k)};\n" for k in range(sums))
+        for text in ("ld.global.f32 s{k}, [p+{at}]", "fma.rn.f32 s{k}, s{k}, a1, a0", "add.f32 sum, sum, s{k}")
+    )
+    kernel = kernel.replace("again:", f"{first}again:").replace("    add.f32 sum", f"{each}    add.f32 sum", 1)
+    path.write_text(kernel.format(stride=16, row=4096, store=f"{last}    {STORE}"))
+    launch = ["--bytes", "1000000", "--ctas", "170", "--rounds", "64", "--shared", str(shared)]
+    said = model(capsys, str(path), *launch, status=0 if left is None else 3)["incomplete"]
+    assert len(said) == (left is not None)
+    assert not said or f"bytes of spilled registers on an SM, and L1 holds {left:,}: L2 or DRAM" in said[0]
+
+
 # Every CTA reads `own` bytes twice and writes 1 KiB. `apart`: bytes from the first ones of a CTA to those of the next.
 TWICE = """.version 8.0
 .target sm_80
