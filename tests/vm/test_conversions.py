@@ -106,6 +106,27 @@ def test_f16_and_bf16(device: pysm120.Device, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(double, x.astype("f8"))
 
 
+@pytest.mark.parametrize("name", ["u8", "s8"])
+def test_bytes_of_bf16(device: pysm120.Device, name: str) -> None:
+    """ptxas takes them in .b8 registers alone; NaN gives what it gives from f32."""
+    every, codes = np.arange(65536, dtype=np.uint16), np.arange(256, dtype=np.uint16)
+    for mode in ("rzi", "rni", "rmi", "rpi"):
+        into = "{{ .reg .b8 q; {} mov.b16 out0, {{q, 0}}; }}"
+        (got,) = run(device, into.format(f"cvt.{mode}.{name}.bf16 q, in0;"), [every], ["u2"])
+        (want,) = run(
+            device, f"cvt.f32.bf16 f0, in0; cvt.{mode}.{name}.f32 h0, f0; and.b16 out0, h0, 255;", [every], ["u2"]
+        )
+        np.testing.assert_array_equal(got, want)
+    numbers = codes.astype(np.uint8).view(numpy_type(name)).astype("f4").astype(ml_dtypes.bfloat16)  # exact
+    for mode in ("rn", "rz", "rm", "rp"):
+        (got,) = run(
+            device, f"{{ .reg .b8 q, r; mov.b16 {{q, r}}, in0; cvt.{mode}.bf16.{name} out0, q; }}", [codes], ["u2"]
+        )
+        np.testing.assert_array_equal(got, numbers.view("u2"))
+    with pytest.raises(pysm120.InvalidProgramError, match="unknown instruction"):
+        run(device, f"cvt.rzi.{name}.bf16 out0, in0;", [every], ["u2"])
+
+
 def test_rounding_to_integral_floats(device: pysm120.Device, rng: np.random.Generator) -> None:
     x = np.concatenate([values(rng, "f4"), rng.uniform(-5, 5, 1024).astype("f4")])
     for mode, function in (("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor), ("rpi", np.ceil)):

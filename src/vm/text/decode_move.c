@@ -584,7 +584,9 @@ static void check_cvt(struct parser *p, enum type to, enum type from) {
     if (has(p, "ftz") && to != T_F32 && from != T_F32) {
         error_at(p, &s->opcode, "unknown instruction '%s': .ftz needs .f32", s->name);
     }
-    if (brain && (has(p, "sat") || byte)) {
+    const struct operand *o = &s->operand[to == T_BF16 ? 1 : 0]; /* ptxas takes bytes only from and in .b8 */
+    const bool is_byte = s->operands == 2 && o->kind == OPERAND_REGISTER && type_bytes(o->type) == 1;
+    if (brain && (has(p, "sat") || (byte && !is_byte))) {
         error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
     }
 }
