@@ -32,6 +32,21 @@ def run(device: pysm120.Device, body: str, count: int, *, before: str = "", inpu
     return [int(x) for x in out.numpy()]
 
 
+def test_managed_variables(device: pysm120.Device) -> None:
+    """Before and behind the alignment, as nvcc and ptxas have it; the host finds them by name."""
+    before = (
+        ".visible .global .attribute(.managed) .align 4 .u32 x = 5;\n.global .align 8 .attribute(.managed) .b64 y[2];\n"
+    )
+    assert run(device, "ld.global.u32 r0, [x]; add.u32 r0, r0, 1; st.global.u32 [out], r0;", 1, before=before) == [6]
+    for text, why in [
+        (".shared .attribute(.managed) .b32 x;", "only a .global variable"),
+        (".global .attribute(.unified(1, 2)) .b32 x;", "expected .managed"),
+        (".global .attribute(.managed .b32 x;", "before '.b32'"),
+    ]:
+        with pytest.raises(pysm120.InvalidProgramError, match=why):
+            run(device, "", 1, before=text)
+
+
 def test_variables_by_name(device: pysm120.Device) -> None:
     """The host finds the variables of a module, reads and sets them."""
     before = ".global .align 8 .f64 sums[2] = {0.5, 0.25};\n.const .align 4 .b8 bytes[4];\n.global .s16 low = -3;\n"

@@ -252,6 +252,21 @@ static void declare_variable(struct parser *p, struct variable *v) {
     }
 }
 
+/* .attribute(.managed) of a .global variable, which the host shares. Its memory is the device's: host code cannot name
+ * the variable, and the others (.unified) need a linker. */
+static void read_attribute(struct parser *p, enum space space) {
+    token_next(p);
+    expect(p, '(', "'('");
+    if (!token_is(&p->token, ".managed")) {
+        error_at(p, &p->token, "'%.*s' is not supported; expected .managed", (int)p->token.length, p->token.at);
+    }
+    if (space != SPACE_GLOBAL) {
+        error_at(p, &p->token, "only a .global variable can be .managed");
+    }
+    token_next(p);
+    expect(p, ')', "')'");
+}
+
 /* .shared .align 16 .b8 name[n], ...; after the state space. */
 void read_variables(struct parser *p, enum space space, bool is_extern) {
     struct variable v = {.space = space, .is_extern = is_extern, .vector = 1};
@@ -268,7 +283,7 @@ void read_variables(struct parser *p, enum space space, bool is_extern) {
             v.vector = p->token.at[2] == '2' ? 2 : 4;
             token_next(p);
         } else if (token_is(&p->token, ".attribute")) {
-            error_at(p, &p->token, ".attribute is not supported");
+            read_attribute(p, space);
         } else {
             break;
         }
