@@ -269,3 +269,47 @@ def test_a_seed_fixes_the_run_of_ctas_that_wait(monkeypatch: pytest.MonkeyPatch)
             results.setdefault(seed, set()).add(run(f"virtual?checks=full&seed={seed}", order, 50).tobytes())
     assert all(len(bits) == 1 for bits in results.values())
     assert len({next(iter(bits)) for bits in results.values()}) == 3
+
+
+# CTA 0 stores vectors whose words are equal; the others load them, and count the vectors with words that are not.
+WHOLE = """
+    .reg .b64 wide_<2>;
+    .reg .b32 v_<4>;
+    mov.b32 a, 0;
+    mov.b32 e, 0;
+    mad.wide.u32 y, i, 64, x;
+    mad.lo.u32 d, n, 64, i;
+    mad.wide.u32 w, d, 4, x;
+again:
+    add.u32 a, a, 1;
+    setp.ne.u32 s, n, 0;
+@s  bra reader;
+    {store}
+    bra next;
+reader:
+    {load}
+    {differ}
+next:
+    setp.lt.u32 s, a, 3000;
+@s  bra again;
+    st.global.b32 [w + 8192], e;
+"""
+COPIES = "mov.b32 v_0, a; mov.b32 v_1, a; mov.b32 v_2, a; mov.b32 v_3, a; mov.b64 wide_0, {a, a};"
+OF_WORDS = (
+    "xor.b32 f, v_0, v_1; or.b32 e, e, f; xor.b32 f, v_2, v_3; or.b32 e, e, f; xor.b32 f, v_1, v_2; or.b32 e, e, f;"
+)
+OF_LONGS = "mov.b64 {v_0, v_1}, wide_0; mov.b64 {v_2, v_3}, wide_1;" + OF_WORDS
+
+
+@pytest.mark.parametrize("store", ["relaxed.gpu", "release.sys", "volatile"])
+@pytest.mark.parametrize("kind", ["v2.u64", "v4.b32"])
+def test_vectors_are_whole(monkeypatch: pytest.MonkeyPatch, store: str, kind: str) -> None:
+    """A strong access of 16 bytes is one: CUB's scans keep a value and its state in it."""
+    monkeypatch.setenv("PYSM120_THREADS", "3")
+    pair, four = "{wide_0, wide_0}", "{v_0, v_1, v_2, v_3}"
+    stored = f"{COPIES} st.{store}.global.{kind} [y + 1024], {pair if kind == 'v2.u64' else four};"
+    loaded = f"ld.relaxed.gpu.global.{kind} {pair.replace('0}', '1}') if kind == 'v2.u64' else four}, [y + 1024];"
+    body = WHOLE.format(store=stored, load=loaded, differ=OF_LONGS if kind == "v2.u64" else OF_WORDS)
+    for seed in range(3):
+        got = run(f"virtual?checks=off&seed={seed}", body, 24)
+        assert not got[2048 : 2048 + 24 * 64].any()

@@ -120,6 +120,66 @@ static inline void scatter(struct warp *w, uint32_t slot, uint32_t size, uint8_t
     }
 }
 
+/* Parts of a vector that the host copies at once, as a GPU does: aligned, and on any x86-64 with AVX 16 bytes too. */
+typedef uint64_t part_16 __attribute__((vector_size(16), may_alias));
+typedef uint64_t part_8 __attribute__((may_alias));
+typedef uint32_t part_4 __attribute__((may_alias));
+typedef uint16_t part_2 __attribute__((may_alias));
+
+/* Copy a vector of 2 to 32 bytes, aligned to its size, in parts of up to 16 bytes. */
+static inline void copy_whole(void *to, const void *from, uint32_t bytes) {
+    if (bytes == 2) {
+        *(volatile part_2 *)to = *(const volatile part_2 *)from;
+    } else if (bytes == 4) {
+        *(volatile part_4 *)to = *(const volatile part_4 *)from;
+    } else if (bytes == 8) {
+        *(volatile part_8 *)to = *(const volatile part_8 *)from;
+    } else {
+        for (uint32_t k = 0; k < bytes / 16; ++k) {
+            ((volatile part_16 *)to)[k] = ((const volatile part_16 *)from)[k];
+        }
+    }
+}
+
+/* A vector of a lane. */
+struct vector {
+    _Alignas(32) uint8_t byte[32];
+};
+
+/* Load vectors, each at once: another thread that stores one must not be seen halfway. */
+static void gather_whole(struct warp *w, const struct inst *i, uint8_t *const *from, uint32_t mask) {
+    const uint32_t *slots = i->more;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t l = lowest_bit(rest);
+        struct vector v;
+        copy_whole(v.byte, from[l], (uint32_t)i->size * i->count);
+        for (uint32_t k = 0; k < i->count; ++k) {
+            uint64_t value = 0;
+            memcpy(&value, v.byte + (size_t)k * i->size, i->size);
+            if (i->size == 8) {
+                ((uint64_t *)destination(w, slots[k]))[l] = value;
+            } else {
+                ((uint32_t *)destination(w, slots[k]))[l] = (uint32_t)value;
+            }
+        }
+    }
+}
+
+/* Store vectors, each at once. */
+static void scatter_whole(struct warp *w, const struct inst *i, uint8_t *const *to, uint32_t mask) {
+    const uint32_t *slots = i->more;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t l = lowest_bit(rest);
+        struct vector v;
+        for (uint32_t k = 0; k < i->count; ++k) {
+            const uint64_t value =
+                i->size == 8 ? ((const uint64_t *)source(w, slots[k]))[l] : ((const uint32_t *)source(w, slots[k]))[l];
+            memcpy(v.byte + (size_t)k * i->size, &value, i->size);
+        }
+        copy_whole(to[l], v.byte, (uint32_t)i->size * i->count);
+    }
+}
+
 /* Compute the host pointer of every lane's access, with one check for all lanes if possible. Return 0 after a fault. */
 static inline int places(struct warp *w, const struct inst *i, uint32_t mask, uint32_t bytes, int is_write,
                          uint8_t **place, enum space *found) {
@@ -162,7 +222,11 @@ static enum step load(struct warp *w, const struct inst *i, uint32_t mask) {
     if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, false)) {
         return STEP_FAULT;
     }
-    for (uint32_t k = 0; k < i->count; ++k) {
+    const bool is_whole = i->q != ORDER_WEAK && i->count > 1;
+    if (is_whole) {
+        gather_whole(w, i, place, mask);
+    }
+    for (uint32_t k = 0; k < i->count && !is_whole; ++k) {
         gather(w, slots[k], i->size, (const uint8_t *const *)place, mask);
         if (k + 1u < i->count) {
             LANES place[l] = (uint8_t *)((uintptr_t)place[l] + i->size);
@@ -196,7 +260,11 @@ static enum step store(struct warp *w, const struct inst *i, uint32_t mask) {
     if (UNLIKELY(w->cta->shadow != NULL) && !check_access(w, i, place, mask, true)) {
         return STEP_FAULT;
     }
-    for (uint32_t k = 0; k < i->count; ++k) {
+    const bool is_whole = i->q != ORDER_WEAK && i->count > 1;
+    if (is_whole) {
+        scatter_whole(w, i, place, mask);
+    }
+    for (uint32_t k = 0; k < i->count && !is_whole; ++k) {
         scatter(w, slots[k], i->size, place, mask);
         if (k + 1u < i->count) {
             LANES place[l] = (uint8_t *)((uintptr_t)place[l] + i->size);
