@@ -362,12 +362,14 @@ static bool meet(const struct access *a, struct trace *t, uint64_t cell, uint32_
         return report(a, t, address, proxy_fence);
     }
     /* Drop the earlier trace if this one covers it: every later access that conflicts with the earlier one then
-     * conflicts with this one, and every access ordered after this one is ordered after the earlier one. */
+     * conflicts with this one, and every access ordered after this one is ordered after the earlier one. That holds for
+     * two atomic operations, of which the later one reads what the earlier one wrote (the observation order of PTX). */
     const bool is_weak = (a->own.kind & TRACE_STRONG) == 0;
     const bool covers =
         is_weak ? (a->own.kind & TRACE_WRITE) != 0 || (t->kind & TRACE_WRITE) == 0 : a->own.kind == t->kind;
     const bool kept = (t->kind & TRACE_NC) != 0 && (a->own.kind & TRACE_NC) == 0;
-    if (covers && !kept && (is_ordered || (is_weak && (a->own.kind & TRACE_WRITE) != 0))) {
+    const bool observes = (a->own.kind & TRACE_ATOMIC) != 0 && covers && !conflicts(a, t);
+    if (covers && !kept && (is_ordered || observes || (is_weak && (a->own.kind & TRACE_WRITE) != 0))) {
         t->mask &= (uint16_t)~mask;
     }
     return true;
@@ -568,7 +570,8 @@ bool world_access(struct warp *w, const struct inst *i, uint8_t *const *place, u
 
 /* Check an atomic access of one lane. */
 bool world_atomic(struct warp *w, const struct inst *i, const uint8_t *place, uint32_t bytes, uint32_t lane) {
-    struct access a = access_of(w, bytes, lane, TRACE_WRITE | TRACE_STRONG | (i->r != 0 ? 0u : TRACE_GPU));
+    struct access a =
+        access_of(w, bytes, lane, TRACE_WRITE | TRACE_STRONG | TRACE_ATOMIC | (i->r != 0 ? 0u : TRACE_GPU));
     a.swaps = i->kind == ATOMIC_CAS;
     if (i->space == SPACE_GENERIC && !check_is_global(w, place)) {
         return true;

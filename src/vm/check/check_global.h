@@ -12,7 +12,15 @@
 #include "vm/machine/fault.h"
 
 /* Kinds of the access that left a trace. */
-enum { TRACE_WRITE = 1, TRACE_STRONG = 2, TRACE_GPU = 4, TRACE_BULK = 8, TRACE_COPY = 16, TRACE_NC = 32 };
+enum {
+    TRACE_WRITE = 1,
+    TRACE_STRONG = 2,
+    TRACE_GPU = 4,
+    TRACE_BULK = 8,
+    TRACE_COPY = 16,
+    TRACE_NC = 32,
+    TRACE_ATOMIC = 64 /* it reads what it replaces */
+};
 
 struct trace {
     uint32_t cta, clock, pc;

@@ -68,6 +68,17 @@ def last(order: str, fence: str = "", fence_behind: str = "") -> str:
 
 RIGHT_LAST = last("", "membar.gl;", "membar.gl;")
 
+# thread 0 of each CTA counts at x[0]; one of them resets the counter, which needs no order if it was the last
+RESET = """
+@!r bra over;
+    atom.global.add.u32 a, [x], 1;
+    mov.u32 b, %nctaid.x;
+    sub.u32 b, b, {which};
+    setp.eq.u32 s, a, b;
+@s  st.global.b32 [x], 0;
+over:
+"""
+
 # CTA 0 fills 64 words, thread 0 of CTA 1 copies them by bulk
 BULK_READ = f"""
 @r  mbarrier.init.shared.b64 [bar], 1;
@@ -246,6 +257,7 @@ CTAS = [
     Planted("the last CTA without a fence", last("relaxed.gpu."), BETWEEN_CTAS[:1], RIGHT_LAST),
     Planted("the last CTA without a fence behind the counter", last("", "membar.gl;"), BETWEEN_CTAS[:1], RIGHT_LAST),
     Planted("the last CTA with a release only", last("release.gpu."), BETWEEN_CTAS[:1], last("acq_rel.gpu.")),
+    Planted("a counter that the last CTA but one resets", RESET.format(which=2), ("data race",), RESET.format(which=1)),
     Planted(
         "a compare-and-swap after a weak guess, and a read that is none",
         "    ld.global.b32 a, [x];\n    atom.global.cas.b32 b, [x], a, n;\n    ld.global.b32 c, [x];",
