@@ -128,7 +128,9 @@ typedef uint16_t part_2 __attribute__((may_alias));
 
 /* Copy a vector of 2 to 32 bytes, aligned to its size, in parts of up to 16 bytes. */
 static inline void copy_whole(void *to, const void *from, uint32_t bytes) {
-    if (bytes == 2) {
+    if ((((uintptr_t)to | (uintptr_t)from) & (bytes < 16 ? bytes - 1 : 15u)) != 0) {
+        memcpy(to, from, bytes); /* no such place is known, and none shall end the process */
+    } else if (bytes == 2) {
         *(volatile part_2 *)to = *(const volatile part_2 *)from;
     } else if (bytes == 4) {
         *(volatile part_4 *)to = *(const volatile part_4 *)from;
