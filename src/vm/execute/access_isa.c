@@ -145,7 +145,7 @@ static inline void copy_whole(void *to, const void *from, uint32_t bytes) {
 
 /* A vector of a lane. */
 struct vector {
-    _Alignas(32) uint8_t byte[32];
+    _Alignas(16) uint8_t byte[32];
 };
 
 /* Load vectors, each at once: another thread that stores one must not be seen halfway. */
