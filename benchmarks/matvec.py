@@ -34,6 +34,12 @@ TYPES = ("Q4_K", "Q6_K", "Q2_K", "Q3_K", "Q5_K", "Q8_0", "MXFP4", "NVFP4")
 SHAPES = ("28672x8192", "8192x28672", "4096x4096", "14336x4096", "1024x4096")
 L2_TIMES, REPEATS, WARM, GRAPH_SECONDS = 4, 15, 3, 0.002
 READERS = 132 * 8
+RECORDS = {
+    "int8": "MATVEC_RECORD_BYTES",
+    "int16": "MATVEC_RECORD_BYTES",
+    "mxfp8x2": "MATVEC_RECORD_MX_BYTES",
+    "nvfp4x3": "MATVEC_RECORD_NVFP4_BYTES",
+}
 LLAMA_ERROR = 1e-2  # of results, relative: its scales of x are f16
 
 READ = """
@@ -148,9 +154,7 @@ class Bench:
         out = self.device.empty((vectors, rows), np.float16)
         form, tokens = self.activations, 4 if self.activations == "int16" else 8
         records = 2 * -(-vectors // (2 * tokens)) * -(-columns // 256)
-        record = self.sizes[
-            "MATVEC_" + {"mxfp8x2": "RECORD_MX", "nvfp4x3": "RECORD_NVFP4"}.get(form, "RECORD") + "_BYTES"
-        ]
+        record = self.sizes[RECORDS[form]]
         room = self.device.empty((records * record,), np.uint8) if vectors > 1 or form != "int8" else None
 
         def call(w: QuantizedMatrix) -> Call:
@@ -215,7 +219,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--vectors", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--layouts", nargs="+", choices=("native", "packed"), default=["packed", "native"])
-    parser.add_argument("--activations", choices=("int8", "int16", "mxfp8x2", "nvfp4x3"), default="int8")
+    parser.add_argument("--activations", choices=tuple(RECORDS), default="int8")
     parser.add_argument("--llama", type=Path, metavar="CHECKOUT", help="a checkout of llama.cpp")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -34,6 +34,7 @@ FORWARD = {
     "fp8": 0.05,
 }
 BACKWARD = {"bf16": 0.008, "f16": 0.0012, "mxfp8": 0.15}
+BLOCK_SCALED = {"MXFP4": [("mxfp8x2", 0.0015)], "NVFP4": [("nvfp4x3", 0.002)]}  # of products, by weights
 NARROWEST, WIDEST = 64, 128  # head sizes of gradients in MXFP8 here
 LSE, LSE_16 = 0.02, 1e-4
 Outcomes = Iterator[Outcome]
@@ -374,8 +375,7 @@ def weights(bench: Bench, kind: str) -> Outcomes:
             out = bench.out((count, rows), F32)
             matvec(one, bench.put(x), out=out)
             yield bench.outcome(f"matvec, {layout}, {count}", out, x.astype(np.float64) @ exact[0].T, 0.02)
-        block_scaled = {"MXFP4": [("mxfp8x2", 0.0015)], "NVFP4": [("nvfp4x3", 0.002)]}.get(kind, [])
-        for activations, bound in [("int16", 0.0001), *block_scaled]:
+        for activations, bound in [("int16", 0.0001), *BLOCK_SCALED.get(kind, [])]:
             out = bench.out((count, rows), F32)
             matvec(one, bench.put(x), activations=activations, out=out)
             yield bench.outcome(f"matvec, {layout}, {activations}", out, x.astype(np.float64) @ exact[0].T, bound)

@@ -1,5 +1,6 @@
 /* sm120_matvec: products of quantised weights and vectors. */
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "generated/constants.h"
 #include "ops/copy_rows.h"
@@ -36,29 +37,22 @@ struct matvec {
 static const struct form {
     const char *name;      /* of SM120_ACTIVATIONS_... */
     const char *quantizer; /* configuration of the kernel that writes x to the workspace */
-    const char *config[2]; /* of the kernel of 8 vectors; native, packed */
+    const char *width;     /* of the kernel that multiplies 8 vectors */
     uint32_t record_bytes; /* of 8 vectors and 256 columns */
     uint32_t type;         /* of the only weights that have it, by one kernel for every number of vectors; 0: all */
     const char *type_name;
 } forms[] = {
-    [SM120_ACTIVATIONS_INT8] = {"INT8", "int8", {"native_8", "packed_8"}, MATVEC_RECORD_BYTES, 0, NULL},
-    [SM120_ACTIVATIONS_INT16] = {"INT16", "int8", {"native_8", "packed_8"}, MATVEC_RECORD_BYTES, 0, NULL},
-    [SM120_ACTIVATIONS_MXFP8X2] = {.name = "MXFP8X2",
-                                   .quantizer = "mxfp8x2",
-                                   .config = {"native_mxfp8x2", "packed_mxfp8x2"},
-                                   .record_bytes = MATVEC_RECORD_MX_BYTES,
-                                   .type = SM120_GGUF_MXFP4,
-                                   .type_name = "MXFP4"},
-    [SM120_ACTIVATIONS_NVFP4X3] = {.name = "NVFP4X3",
-                                   .quantizer = "nvfp4x3",
-                                   .config = {"native_nvfp4x3", "packed_nvfp4x3"},
-                                   .record_bytes = MATVEC_RECORD_NVFP4_BYTES,
-                                   .type = SM120_GGUF_NVFP4,
-                                   .type_name = "NVFP4"},
+    [SM120_ACTIVATIONS_INT8] = {"INT8", "int8", "8", MATVEC_RECORD_BYTES, 0, NULL},
+    [SM120_ACTIVATIONS_INT16] = {"INT16", "int8", "8", MATVEC_RECORD_BYTES, 0, NULL},
+    [SM120_ACTIVATIONS_MXFP8X2] = {"MXFP8X2", "mxfp8x2", "mxfp8x2", MATVEC_RECORD_MX_BYTES, SM120_GGUF_MXFP4, "MXFP4"},
+    [SM120_ACTIVATIONS_NVFP4X3] = {"NVFP4X3", "nvfp4x3", "nvfp4x3", MATVEC_RECORD_NVFP4_BYTES, SM120_GGUF_NVFP4,
+                                   "NVFP4"},
 };
 
-/* Find a kernel of the call's weights. */
-static sm120_status find_kernel(struct matvec *call, const char *config) {
+/* Find the kernel of the call's weights of a width: "1", "8" or "16" vectors, or a block-scaled form of 8. */
+static sm120_status find_kernel(struct matvec *call, const char *width) {
+    char config[24];
+    snprintf(config, sizeof config, "%s_%s", call->is_packed ? "packed" : "native", width);
     const struct kernel_record wanted = {.operation = "matvec", .layout = call->weights.type, .config = config};
     sm120_status status = builtin_find(&wanted, &call->index);
     if (status == SM120_OK) {
@@ -70,7 +64,7 @@ static sm120_status find_kernel(struct matvec *call, const char *config) {
 
 /* Choose the kernel of one vector, which keeps x in shared memory; `is_chosen` says whether x is short enough. */
 static sm120_status choose_single(struct matvec *call, bool has_experts, bool *is_chosen) {
-    sm120_status status = find_kernel(call, call->is_packed ? "packed_1" : "native_1");
+    sm120_status status = find_kernel(call, "1");
     const int64_t shared = (int64_t)call->shared + (int64_t)call->weights.spans * MATVEC_X_SPAN;
     *is_chosen = status == SM120_OK && shared <= SHARED_MAX;
     if (*is_chosen) {
@@ -94,7 +88,7 @@ static sm120_status choose(struct matvec *call, int64_t vectors, bool has_expert
     if (status != SM120_OK || is_chosen) {
         return status;
     }
-    status = find_kernel(call, call->form->config[call->is_packed]);
+    status = find_kernel(call, call->form->width);
     if (status != SM120_OK) {
         return status;
     }
@@ -111,7 +105,7 @@ static sm120_status choose(struct matvec *call, int64_t vectors, bool has_expert
     call->vector_tiles = (uint32_t)tiles;
     call->record_tiles = (uint32_t)(tiles * records);
     call->workspace_bytes = tiles * records * call->weights.spans * call->form->record_bytes;
-    return is_wide ? find_kernel(call, "packed_16") : SM120_OK;
+    return is_wide ? find_kernel(call, "16") : SM120_OK;
 }
 
 /* Check the experts, and find the bytes of all matrices and the vectors of y. */
