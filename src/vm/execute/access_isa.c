@@ -120,8 +120,8 @@ static inline void scatter(struct warp *w, uint32_t slot, uint32_t size, uint8_t
     }
 }
 
-/* Parts of a vector that the host copies at once, as a GPU does: aligned ones, of 16 bytes too on x86-64 with AVX and on
- * aarch64 with LSE2. */
+/* Parts of a vector that the host copies at once, as a GPU does: aligned ones, of 16 bytes too on x86-64 with AVX and
+ * on aarch64 with LSE2. */
 typedef uint64_t part_16 __attribute__((vector_size(16), may_alias));
 typedef uint64_t part_8 __attribute__((may_alias));
 typedef uint32_t part_4 __attribute__((may_alias));
