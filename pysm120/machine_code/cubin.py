@@ -11,7 +11,7 @@ _RESERVED = 1024  # reserved at the start of a CTA's shared memory from sm_90 on
 # Records of .nv.info: the first byte is the format of the value, the second its meaning.
 _IN_RECORD = (0x01, 0x02, 0x03)
 _SIZED = 0x04
-_REGISTERS, _FRAME, _MAX_THREADS, _REQUIRED_THREADS = 0x2F, 0x11, 0x05, 0x10
+_REGISTERS, _FRAME, _MAX_THREADS, _REQUIRED_THREADS, _INDIRECT = 0x2F, 0x11, 0x05, 0x10, 0x34
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +141,12 @@ class Cubin:
     def code(self, name: str) -> bytes:
         """Return the machine code of an entry."""
         return next(section.data for section in self._sections if section.name == f".text.{name}")
+
+    def indirect_branches(self, name: str) -> bytes:
+        """Return the records of .nv.info that hold the targets of the indirect branches of an entry."""
+        info = next(section.data for section in self._sections if section.name == f".nv.info.{name}")
+        found = [value for attribute, value in _records(info) if attribute == _INDIRECT]
+        return b"".join(struct.pack("<BBH", _SIZED, _INDIRECT, len(value)) + value for value in found)
 
 
 def _records(data: bytes) -> list[tuple[int, bytes]]:

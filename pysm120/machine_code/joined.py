@@ -4,7 +4,7 @@ import struct
 from collections.abc import Mapping
 
 _HEADER_BYTES = 64
-_CODE, _SYMBOLS, _STRINGS = 1, 2, 3  # sh_type
+_CODE, _SYMBOLS, _STRINGS, _PROPERTIES = 1, 2, 3, 0x70000000  # sh_type
 _EXECUTABLE = 0x6  # sh_flags: SHF_ALLOC | SHF_EXECINSTR
 _FUNCTION, _ENTRY = 0x12, 0x10  # st_info: a global function; st_other: a kernel
 _ALIGNMENT = 128
@@ -23,8 +23,8 @@ class _Names:
         return offset
 
 
-def join(image: bytes, code: Mapping[str, bytes]) -> bytes:
-    """Return an ELF file that nvdisasm reads: a section of code and a symbol for each kernel.
+def join(image: bytes, code: Mapping[str, tuple[bytes, bytes]]) -> bytes:
+    """Return an ELF file that nvdisasm reads: for each kernel a section of code, one of properties, and a symbol.
 
     It has nothing that a driver needs: no registers, no parameters, no relocations, no line numbers.
 
@@ -32,15 +32,16 @@ def join(image: bytes, code: Mapping[str, bytes]) -> bytes:
     ----------
     image : bytes
         A cubin for the target. The file takes the target from its ELF header.
-    code : mapping from str to bytes
-        The machine code of each kernel by entry, as ``Cubin.code`` returns it.
+    code : mapping from str to two bytes
+        By entry the machine code of each kernel, as ``Cubin.code`` returns it, and the targets of its indirect
+        branches, as ``Cubin.indirect_branches`` does: nvdisasm refuses such a branch without them.
 
     """
     strings, section_names = _Names(), _Names()
     body = bytearray(_HEADER_BYTES)
     sections = [bytes(64)]
     symbols = bytearray(24)
-    strings_index = len(code) + 2
+    symbols_index = 2 * len(code) + 1
 
     def add(name: str, data: bytes, kind: int, flags: int = 0, link: int = 0, info: int = 0, entry: int = 0) -> None:
         body.extend(bytes(-len(body) % _ALIGNMENT))
@@ -48,10 +49,12 @@ def join(image: bytes, code: Mapping[str, bytes]) -> bytes:
         sections.append(struct.pack("<IIQQQQIIQQ", *row))
         body.extend(data)
 
-    for index, (entry, instructions) in enumerate(code.items(), 1):
+    for number, (entry, (instructions, branches)) in enumerate(code.items(), 1):
+        index = 2 * number - 1
         symbols += struct.pack("<IBBHQQ", strings.add(entry), _FUNCTION, _ENTRY, index, 0, len(instructions))
-        add(f".text.{entry}", instructions, _CODE, _EXECUTABLE, link=len(code) + 1, info=index)
-    add(".symtab", bytes(symbols), _SYMBOLS, link=strings_index, info=1, entry=24)
+        add(f".text.{entry}", instructions, _CODE, _EXECUTABLE, link=symbols_index, info=number)
+        add(f".nv.info.{entry}", branches, _PROPERTIES, link=symbols_index, info=index)
+    add(".symtab", bytes(symbols), _SYMBOLS, link=symbols_index + 1, info=1, entry=24)
     add(".strtab", strings.data, _STRINGS)
     # The table names itself too, which add() does once the data is evaluated.
     add(".shstrtab", section_names.data + b".shstrtab\0", _STRINGS)

@@ -41,6 +41,8 @@ class Instruction:
         The address of a label in it, such as the target of a branch.
     line : int
         The line of the PTX, 0 if unknown.
+    choices : tuple of int
+        The addresses to which an indirect branch may lead.
 
     """
 
@@ -51,6 +53,7 @@ class Instruction:
     word: int
     target: int | None = None
     line: int = 0
+    choices: tuple[int, ...] = ()
 
     def _field(self, place: tuple[int, int]) -> int:
         first, bits = place
@@ -156,18 +159,19 @@ class Function:
         self._index = {one.address: i for i, one in enumerate(self.instructions)}
 
     @cached_property
-    def _jumps(self) -> dict[int, int]:
-        """The target of each instruction that may jump, index to index; BSYNC jumps to the address in its BSSY."""
-        jumps = {}
+    def _jumps(self) -> dict[int, tuple[int, ...]]:
+        """The targets of each instruction that may jump, index to index; BSYNC jumps to the address in its BSSY."""
+        jumps: dict[int, tuple[int, ...]] = {}
         begun: dict[str, int] = {}
         for i, one in enumerate(self.instructions):
             if one.base == "BSSY" and one.target is not None:
                 begun[one.operands[0]] = one.target
             elif one.base == "BSYNC":
                 if one.operands[0] in begun:
-                    jumps[i] = self._index[begun[one.operands[0]]]
-            elif one.is_branch and one.target is not None:
-                jumps[i] = self._index[one.target]
+                    jumps[i] = (self._index[begun[one.operands[0]]],)
+            elif one.is_branch and (one.target is not None or one.choices):
+                targets = one.choices if one.target is None else (one.target,)
+                jumps[i] = tuple(self._index[target] for target in targets)
         return jumps
 
     @cached_property
@@ -175,7 +179,9 @@ class Function:
         """Basic blocks in the order of the code."""
         count = len(self.instructions)
         ends = {i for i, one in enumerate(self.instructions) if i in self._jumps or one.is_branch or one.base in _ENDS}
-        starts = sorted({0, *self._jumps.values(), *(i + 1 for i in ends if i + 1 < count)})
+        starts = sorted(
+            {0, *(i for targets in self._jumps.values() for i in targets), *(i + 1 for i in ends if i + 1 < count)}
+        )
         number = {first: n for n, first in enumerate(starts)}
         blocks = []
         for n, first in enumerate(starts):
@@ -185,8 +191,7 @@ class Function:
             goes_on = end.base not in {*_ENDS, *_BRANCHES, "BSYNC"} or last - 1 not in ends or end.is_conditional
             if goes_on and last < count:
                 after.append(number[last])
-            if last - 1 in self._jumps:
-                after.append(number[self._jumps[last - 1]])
+            after += [number[target] for target in self._jumps.get(last - 1, ())]
             blocks.append(Block(first, last, tuple(dict.fromkeys(after))))
         return tuple(blocks)
 
@@ -322,6 +327,7 @@ _CODE = re.compile(
 _REST = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 _LINE = re.compile(r"\s*//## File \"([^\"]*)\", line (\d+)")
 _LABEL_OPERAND = re.compile(r"`\((\.L_\w+)\)")
+_CHOICES = re.compile(r"\(\*\"BRANCH_TARGETS (.*?)\"\*\)")
 _REMARK = re.compile(r"\s*\(\*\".*?\"\*\)")  # such as (*"SpillRefill"*), with line information alone
 
 
@@ -372,9 +378,11 @@ def _instruction(row: tuple[int, str, str, str, int, int], labels: dict[str, int
     target = labels.get(found[1]) if found else None
     if found:
         rest = rest[: found.start()] + (f"{target:#x}" if target is not None else found[1]) + rest[found.end() :]
+    choices = _CHOICES.search(rest)
+    leads = [labels[label] for label in choices[1].split(",") if label in labels] if choices else []
     rest = _REMARK.sub("", rest)
     operands = tuple(part.strip() for part in re.split(r",(?![^\[]*\])", rest) if part.strip())
-    return Instruction(address, predicate, opcode, operands, word, target, line)
+    return Instruction(address, predicate, opcode, operands, word, target, line, tuple(dict.fromkeys(leads)))
 
 
 def disassemble(image: bytes, entry: str | None = None) -> dict[str, Function]:
@@ -401,7 +409,8 @@ def disassemble_all(images: Mapping[str, bytes]) -> dict[str, Function]:
     """
     if not images:
         return {}
-    code = {entry: Cubin(image).code(entry) for entry, image in images.items()}
+    cubins = {entry: Cubin(image) for entry, image in images.items()}
+    code = {entry: (cubin.code(entry), cubin.indirect_branches(entry)) for entry, cubin in cubins.items()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.cubin"
         path.write_bytes(joined.join(next(iter(images.values())), code))

@@ -134,16 +134,20 @@ def test_every_instruction_of_the_library_is_read(target: str, entry: str) -> No
         code = b"".join(one.word.to_bytes(16, "little") for one in function.instructions)
         assert code == cubin.code(name)
         addresses = {one.address for one in function.instructions}
-        assert {one.target for one in function.instructions if one.is_branch} <= addresses | {None}
+        branches = [one for one in function.instructions if one.is_branch]
+        assert {one.target for one in branches} <= addresses | {None}
+        assert all(addresses.issuperset(one.choices) and (one.target is None) == bool(one.choices) for one in branches)
 
 
-SPILLING = "attention_nvfp4_mxfp8_192x64_d128"  # on sm_90, where nvdisasm remarks on it in some forms of its text
+# On sm_90 nvdisasm remarks on its spills in some forms of the text.
+SPILLING = "attention_nvfp4_mxfp8_192x64_d128"
+INDIRECT = "attention_fp8_128x64_d64"  # on sm_120f it has an indirect branch, which ptxas made of two conditional ones
 
 
 @pytest.mark.parametrize("target", ["sm_120f", "sm_90"])
 def test_kernels_read_together_equal_kernels_read_alone(target: str, rng: np.random.Generator) -> None:
     """One run of nvdisasm for several cubins; it names the functions that a kernel calls by address."""
-    entries = list(dict.fromkeys([SPILLING, *map(str, rng.choice(list(ENTRIES), 4, replace=False))]))
+    entries = list(dict.fromkeys([SPILLING, INDIRECT, *map(str, rng.choice(list(ENTRIES), 4, replace=False))]))
     images = {entry: builtin_image(ENTRIES[entry], target, "cubin") for entry in entries}
     together = sass.disassemble_all(images)
     assert list(together) == entries
@@ -153,6 +157,45 @@ def test_kernels_read_together_equal_kernels_read_alone(target: str, rng: np.ran
             if not one.opcode.startswith("CALL"):
                 assert one == dataclasses.replace(other, line=0)
     assert sass.disassemble_all({}) == {}
+
+
+SWITCH = """
+.version 9.0
+.target {}
+.address_size 64
+.visible .entry switch(.param .u64 out, .param .u32 choice)
+{{
+    .reg .u32 %choice, %value;
+    .reg .u64 %out;
+    ld.param.u64 %out, [out];
+    ld.param.u32 %choice, [choice];
+    ways: .branchtargets one, two, one, three;
+    brx.idx.uni %choice, ways;
+one:
+    atom.global.add.u32 %value, [%out], 1;
+    bra.uni done;
+two:
+    atom.global.max.u32 %value, [%out], 2;
+    bra.uni done;
+three:
+    atom.global.exch.b32 %value, [%out], 3;
+done:
+    st.global.u32 [%out + 4], %value;
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("target", ["sm_120f", "sm_90"])
+def test_an_indirect_branch_leads_to_each_of_its_targets(target: str) -> None:
+    image = sass.assemble(SWITCH.format(target), target)
+    for function in (sass.disassemble(image)["switch"], sass.disassemble_all({"switch": image})["switch"]):
+        (branch,) = (one for one in function.instructions if one.choices)
+        assert branch.base in {"BRX", "BRXU"}
+        (block,) = (block for block in function.blocks if function.instructions[block.last - 1] is branch)
+        firsts = [function.instructions[function.blocks[n].first].address for n in block.successors]
+        assert firsts == list(branch.choices)
+        assert len(firsts) == 3
 
 
 MARKED = """.version 8.8
