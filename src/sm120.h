@@ -573,7 +573,7 @@ typedef struct sm120_attention_args {
     sm120_tensor o; /* F32, F16 or BF16, with SM120_FP8 E4M3 too; q itself, with q's strides and element size, or apart
                        from all inputs */
     sm120_address lse; /* f32 [batch][heads][q_rows], contiguous; packed: [heads][q_total]; 0: not wanted */
-    float scale;       /* finite; 1/sqrt(head_dim) is usual */
+    float scale;       /* finite; 1/sqrt(head_dim) is usual, 0 makes all scores equal */
     uint32_t causal;   /* SM120_NOT_CAUSAL, ... */
     sm120_stream stream;
 
@@ -733,7 +733,7 @@ typedef struct sm120_attention_with_kv_cache_args {
     int64_t v_head_dim;                               /* of v and o, if it is not head_dim; at most 256 */
     int64_t pages, page_rows, table_pages;
     sm120_tensor q, k, v;     /* BF16 or F16, one dtype for the three; or k and v E4M3, E5M2 or U8, see below */
-    sm120_tensor o;           /* F32, F16 or BF16 */
+    sm120_tensor o;           /* F32, F16 or BF16; apart from all inputs */
     sm120_address lse;        /* f32 [batch][heads][q_rows], contiguous; 0: not wanted */
     sm120_address kv_lengths; /* i32 [batch]; 0: all rows of the pages. Numbers outside that range are clamped to it */
     sm120_address page_table, page_indptr, last_page;
@@ -923,7 +923,7 @@ SM120_API sm120_status sm120_kv_cache_append(sm120_device *device, const sm120_k
 
 typedef sm120_kv_cache_append_args sm120_kv_cache_gather_args;
 
-/* Read k and v from a cache, as F32, F16 or BF16: k and v are the results. */
+/* Read k and v from a cache: k and v are the results, F32, F16 or BF16. A cache in one of these is read as it is. */
 SM120_API sm120_status sm120_kv_cache_gather(sm120_device *device, const sm120_kv_cache_gather_args *args);
 
 /* ---- quantised weights ----------------------------------------------------------------------------------- */

@@ -96,7 +96,8 @@ class Device {
 /* Device memory. */
 class Buffer {
   public:
-    Buffer(const Device &device, std::size_t bytes) : device_(device.get()), bytes_(bytes) {
+    Buffer(const Device &device, std::size_t bytes) : Buffer(device.get(), bytes) {}
+    Buffer(sm120_device *device, std::size_t bytes) : device_(device), bytes_(bytes) {
         check(sm120_alloc(device_, bytes, &address_));
     }
     Buffer(Buffer &&other) noexcept
@@ -169,11 +170,11 @@ class Stream {
  * CUDA graph captures it. */
 class Workspace {
   public:
-    explicit Workspace(const Device &device) : device_(&device) {}
+    explicit Workspace(const Device &device) : device_(device.get()) {}
     void reserve(std::size_t bytes) {
         if (bytes > this->bytes()) {
             buffer_.reset(); /* the driver waits for the work that uses it */
-            buffer_ = std::make_unique<Buffer>(*device_, bytes);
+            buffer_ = std::make_unique<Buffer>(device_, bytes);
         }
     }
     sm120_address address() const noexcept {
@@ -184,7 +185,7 @@ class Workspace {
     }
 
   private:
-    const Device *device_;
+    sm120_device *device_;
     std::unique_ptr<Buffer> buffer_;
 };
 

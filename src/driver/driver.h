@@ -229,6 +229,7 @@ struct driver {
     const char *(*fault)(void); /* text of the fault behind the calling thread's last failed call */
     CUresult (*counter)(CUcontext context, int index, const char **name, uint64_t *value); /* NOT_FOUND past the end */
     CUresult (*counters_reset)(CUcontext context);
+    bool (*allocated)(CUcontext context, CUdeviceptr address); /* whether an allocation holds the address */
     /* Set the options of the calling thread's next launches. NULL: use the environment. */
     void (*configure)(const struct driver_options *options);
     /* Set the file name, for messages, of the text that the calling thread loads next. The pointer must stay valid

@@ -22,22 +22,21 @@ static sm120_status find_form(struct cache_side *side, uint32_t plain, const cha
     } else if (elements->dtype == SM120_U8) {
         side->form = KV_FORMAT_NVFP4;
     } else {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "%s.dtype = 0x%08" PRIx32 "; it must be that of %s, 0x%08" PRIx32
-                    ", or E4M3 (0x%08x), E5M2 (0x%08x) or U8 (0x%08x)",
-                    side->name[CACHE_ELEMENTS], elements->dtype, plain_name, plain, SM120_E4M3, SM120_E5M2, SM120_U8);
+        return fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; it must be that of %s, %s, or %s, %s or %s",
+                    side->name[CACHE_ELEMENTS], dtype_text(elements->dtype).text, plain_name, dtype_text(plain).text,
+                    dtype_text(SM120_E4M3).text, dtype_text(SM120_E5M2).text, dtype_text(SM120_U8).text);
     }
     const bool is_blocked = side->form == KV_FORMAT_MXFP8 || side->form == KV_FORMAT_NVFP4;
     const uint32_t wanted = side->form == KV_FORMAT_NVFP4 ? SM120_E4M3 : SM120_E8M0;
     if (has_blocks != is_blocked) {
-        return fail(SM120_INVALID_ARGUMENT, "%s.address = 0x%" PRIx64 "; %s.dtype = 0x%08" PRIx32 " %s",
-                    side->name[CACHE_BLOCKS], blocks->address, side->name[CACHE_ELEMENTS], elements->dtype,
+        return fail(SM120_INVALID_ARGUMENT, "%s.address = 0x%" PRIx64 "; %s.dtype = %s %s", side->name[CACHE_BLOCKS],
+                    blocks->address, side->name[CACHE_ELEMENTS], dtype_text(elements->dtype).text,
                     is_blocked ? "needs scales in blocks" : "has no scales in blocks");
     }
     if (is_blocked && blocks->dtype != wanted) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "%s.dtype = 0x%08" PRIx32 "; with %s.dtype = 0x%08" PRIx32 " it must be 0x%08" PRIx32,
-                    side->name[CACHE_BLOCKS], blocks->dtype, side->name[CACHE_ELEMENTS], elements->dtype, wanted);
+        return fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; with %s.dtype = %s it must be %s", side->name[CACHE_BLOCKS],
+                    dtype_text(blocks->dtype).text, side->name[CACHE_ELEMENTS], dtype_text(elements->dtype).text,
+                    dtype_text(wanted).text);
     }
     if (scale->address != 0 && (side->form == KV_FORMAT_COPY || side->form == KV_FORMAT_MXFP8)) {
         return fail(SM120_INVALID_ARGUMENT,
@@ -45,8 +44,8 @@ static sm120_status find_form(struct cache_side *side, uint32_t plain, const cha
                     side->name[CACHE_SCALE], scale->address);
     }
     if (scale->address != 0 && scale->dtype != SM120_F32) {
-        return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be F32 (0x%08x)",
-                    side->name[CACHE_SCALE], scale->dtype, SM120_F32);
+        return fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; it must be %s", side->name[CACHE_SCALE],
+                    dtype_text(scale->dtype).text, dtype_text(SM120_F32).text);
     }
     return SM120_OK;
 }

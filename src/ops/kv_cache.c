@@ -123,7 +123,11 @@ static sm120_status check_lists(const sm120_kv_cache_append_args *args, struct c
             return status;
         }
     }
-    entries = args->page_table != 0 ? args->batch * args->table_pages : 0; /* both are below 2^31 */
+    if (args->page_table == 0 && args->table_pages != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "table_pages = %" PRId64 "; without page_table it must be 0",
+                    args->table_pages);
+    }
+    entries = args->batch * args->table_pages; /* both are below 2^31 */
     tokens = args->batch * args->rows;
     const int64_t table = 4 * args->rotary_positions * (args->rotary_dim / 2); /* below 2^63: see check_rotary() */
     const struct tensor lists[LISTS] = {
@@ -162,8 +166,8 @@ static sm120_status check_args(const sm120_kv_cache_append_args *args, bool is_g
     status = status == SM120_OK ? check_rotary(args, is_gather, copy) : status;
     status = status == SM120_OK ? check_lists(args, copy) : status;
     if (status == SM120_OK && args->v.dtype != args->k.dtype) {
-        status = fail(SM120_INVALID_ARGUMENT, "v.dtype = 0x%08" PRIx32 "; it must be k.dtype = 0x%08" PRIx32,
-                      args->v.dtype, args->k.dtype);
+        status = fail(SM120_INVALID_ARGUMENT, "v.dtype = %s; it must be k.dtype = %s", dtype_text(args->v.dtype).text,
+                      dtype_text(args->k.dtype).text);
     }
     if (status == SM120_OK) {
         const struct shape whole = {args->pages, args->kv_heads, args->page_rows, v_head_dim};

@@ -12,12 +12,17 @@ static const struct record *holder(const struct registry *registry, uint64_t add
     return record != NULL && address - record->key < record->bytes ? record : NULL;
 }
 
+/* Whether an address may be one of memory that sm120_alloc did not allocate. Only the virtual device knows. */
+static bool may_be_foreign(const struct device *device, uint64_t address) {
+    return device->driver->allocated == NULL || device->driver->allocated(device->context, address);
+}
+
 bool memory_holds(struct device *device, sm120_address address, uint64_t bytes) {
     mutex_lock(&device->lock);
     const struct record *const record = holder(&device->memory, address);
-    const bool fits = record == NULL || bytes <= record->bytes - (address - record->key);
+    const bool is_known = record != NULL, fits = !is_known || bytes <= record->bytes - (address - record->key);
     mutex_unlock(&device->lock);
-    return fits && address != 0 && bytes - 1 <= UINT64_MAX - address;
+    return fits && address != 0 && bytes - 1 <= UINT64_MAX - address && (is_known || may_be_foreign(device, address));
 }
 
 sm120_status memory_check(struct device *device, sm120_address address, uint64_t bytes, const char *what) {
@@ -35,6 +40,11 @@ sm120_status memory_check(struct device *device, sm120_address address, uint64_t
                  what, address, bytes);
     }
     mutex_unlock(&device->lock);
+    if (status == SM120_OK && record == NULL && !may_be_foreign(device, address)) {
+        status = fail(SM120_INVALID_ARGUMENT,
+                      "%s = 0x%" PRIx64 ", which no allocation on this device holds; it must be in device memory", what,
+                      address);
+    }
     return status;
 }
 

@@ -6,8 +6,8 @@
 
 #include "runtime/device.h"
 
-/* Whether, and check that, `bytes` bytes at `address` lie within the allocation that holds the first of them. Memory
- * that another library allocated is unknown here and passes. */
+/* Whether, and check that, `bytes` bytes at `address` lie within the allocation that holds the first of them. On a GPU
+ * memory that another library allocated is unknown here and passes. */
 bool memory_holds(struct device *device, sm120_address address, uint64_t bytes);
 sm120_status memory_check(struct device *device, sm120_address address, uint64_t bytes, const char *what);
 

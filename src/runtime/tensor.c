@@ -32,15 +32,31 @@ int64_t tensor_element_bytes(uint32_t dtype) {
     return dtype == SM120_F32 ? 4 : dtype == SM120_F16 || dtype == SM120_BF16 ? 2 : 1;
 }
 
+struct dtype_text dtype_text(uint32_t dtype) {
+    static const struct {
+        uint32_t dtype;
+        const char *name;
+    } names[] = {{SM120_F32, "F32"},   {SM120_F16, "F16"},   {SM120_BF16, "BF16"}, {SM120_E4M3, "E4M3"},
+                 {SM120_E5M2, "E5M2"}, {SM120_E8M0, "E8M0"}, {SM120_U8, "U8"},     {SM120_BOOL, "BOOL"}};
+    struct dtype_text found;
+    (void)snprintf(found.text, sizeof found.text, "0x%08" PRIx32, dtype);
+    for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {
+        if (names[i].dtype == dtype) {
+            (void)snprintf(found.text, sizeof found.text, "%s (0x%08" PRIx32 ")", names[i].name, dtype);
+        }
+    }
+    return found;
+}
+
 /* Check a dtype. */
 static sm120_status check_dtype(const char *name, uint32_t dtype) {
     if (dtype == SM120_F32 || dtype == SM120_F16 || dtype == SM120_BF16) {
         return SM120_OK;
     }
     const int is_known = dtype == SM120_E4M3 || dtype == SM120_E8M0 || dtype == SM120_E5M2 || dtype == SM120_U8;
-    return fail(is_known ? SM120_UNSUPPORTED : SM120_INVALID_ARGUMENT,
-                "%s.dtype = 0x%08" PRIx32 "; F32 (0x%08x), F16 (0x%08x) and BF16 (0x%08x) are supported", name, dtype,
-                SM120_F32, SM120_F16, SM120_BF16);
+    return fail(is_known ? SM120_UNSUPPORTED : SM120_INVALID_ARGUMENT, "%s.dtype = %s; %s, %s and %s are supported",
+                name, dtype_text(dtype).text, dtype_text(SM120_F32).text, dtype_text(SM120_F16).text,
+                dtype_text(SM120_BF16).text);
 }
 
 /* Check one stride and turn it into bytes. */
@@ -79,6 +95,13 @@ static void sort(struct dimension dimensions[3]) {
     }
 }
 
+/* The member that holds a stride. */
+static const char *stride_name(const struct tensor *tensor, const struct shape *shape, int64_t stride) {
+    return shape->rows != 1 && tensor->row_stride == stride     ? "row_stride"
+           : shape->heads != 1 && tensor->head_stride == stride ? "head_stride"
+                                                                : "batch_stride";
+}
+
 /* Find the bytes from the first element to the last. The elements of an output must not overlap: each stride is at
  * least the extent of the dimensions inside it. */
 static sm120_status check_extent(struct tensor *tensor, const struct shape *shape, enum tensor_role role,
@@ -95,9 +118,10 @@ static sm120_status check_extent(struct tensor *tensor, const struct shape *shap
         }
         if (role == TENSOR_OUTPUT && stride < tensor->bytes) {
             return fail(SM120_INVALID_ARGUMENT,
-                        "%s: a stride of %" PRId64 " elements steps over %" PRId64
+                        "%s.%s = %" PRId64 " steps over %" PRId64 " elements with head_dim = %" PRId64
                         "; rows of an output must not overlap",
-                        tensor->name, stride / element, tensor->bytes / element);
+                        tensor->name, stride_name(tensor, shape, stride), stride / element, tensor->bytes / element,
+                        shape->head_dim);
         }
         if (!multiply(stride, dimensions[i].count - 1, &span) || !add(span, tensor->bytes, &tensor->bytes)) {
             return fail(SM120_UNSUPPORTED, "%s: %" PRId64 " steps of %" PRId64 " elements exceed 2^63 bytes",

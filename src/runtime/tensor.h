@@ -34,6 +34,12 @@ sm120_status check_shape(const struct shape *shape, const char *rows_name, int64
 /* The bytes of an element. */
 int64_t tensor_element_bytes(uint32_t dtype);
 
+/* A dtype for a message: "BF16 (0x00011004)". */
+struct dtype_text {
+    char text[24];
+};
+struct dtype_text dtype_text(uint32_t dtype);
+
 /* Check dtype and strides of a tensor whose shape was checked. The elements of an output must not overlap. */
 sm120_status tensor_check(const char *name, const sm120_tensor *given, const struct shape *shape, enum tensor_role role,
                           struct tensor *tensor);

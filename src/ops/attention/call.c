@@ -66,6 +66,10 @@ static sm120_status check_scores(const sm120_attention_args *args) {
     } sides[] = {{"window_left", SM120_WINDOW_LEFT, args->window_left},
                  {"window_right", SM120_WINDOW_RIGHT, args->window_right}};
     for (int i = 0; i < 2; ++i) {
+        if ((args->window & sides[i].bit) == 0 && sides[i].value != 0) {
+            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; without bit %" PRIu32 " of window it must be 0",
+                        sides[i].name, sides[i].value, sides[i].bit);
+        }
         if ((args->window & sides[i].bit) != 0 && sides[i].value < 0) {
             return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it must be at least 0", sides[i].name,
                         sides[i].value);
@@ -115,6 +119,18 @@ static sm120_status check_sequences(const sm120_attention_args *args) {
                     "past_rows = %" PRId64 " with %s; a past is supported only for keys of one length", args->past_rows,
                     args->cu_seqlens_k != 0 ? "cu_seqlens_k" : "kv_lengths");
     }
+    if (args->past_rows == 0 && (args->past_k.address != 0 || args->past_v.address != 0)) {
+        return fail(SM120_INVALID_ARGUMENT, "past_rows = 0, but %s is given",
+                    args->past_k.address != 0 ? "past_k" : "past_v");
+    }
+    if (args->past_rows != 0 && (args->past_k.address == 0 || args->past_v.address == 0)) {
+        return fail(SM120_INVALID_ARGUMENT, "past_rows = %" PRId64 " needs %s", args->past_rows,
+                    args->past_k.address == 0 ? "past_k" : "past_v");
+    }
+    if (args->alibi_slopes == 0 && args->alibi_batch_stride != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; without alibi_slopes it must be 0",
+                    args->alibi_batch_stride);
+    }
     if (args->alibi_slopes != 0 &&
         (args->alibi_batch_stride < 0 || args->alibi_batch_stride > INT32_MAX / args->batch)) {
         return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; it must be 0 or heads = %" PRId64,
@@ -139,10 +155,9 @@ static sm120_status check_mask(struct attention *call) {
         return SM120_OK;
     }
     if (element == 0) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "mask.dtype = 0x%08" PRIx32
-                    "; it must be F32 (0x%08x), F16 (0x%08x), BF16 (0x%08x) or BOOL (0x%08x)",
-                    mask->dtype, SM120_F32, SM120_F16, SM120_BF16, SM120_BOOL);
+        return fail(SM120_INVALID_ARGUMENT, "mask.dtype = %s; it must be %s, %s, %s or %s",
+                    dtype_text(mask->dtype).text, dtype_text(SM120_F32).text, dtype_text(SM120_F16).text,
+                    dtype_text(SM120_BF16).text, dtype_text(SM120_BOOL).text);
     }
     if (mask->reserved != 0) {
         return fail(SM120_INVALID_ARGUMENT, "mask.reserved = %" PRIu32 "; it must be 0", mask->reserved);
@@ -220,6 +235,9 @@ static sm120_status check_scales(struct attention *call, uint32_t dtype) {
         return fail(SM120_INVALID_ARGUMENT, "q_scale_by_kv_head = %" PRIu32 "; it must be 0 or 1",
                     args->q_scale_by_kv_head);
     }
+    if (args->q_scale_by_kv_head != 0 && args->q_scale.address == 0) {
+        return fail(SM120_INVALID_ARGUMENT, "q_scale_by_kv_head = 1; without q_scale it must be 0");
+    }
     for (int i = 0; i < ATTENTION_SCALES; ++i) {
         if (list[i].given->address == 0) {
             continue;
@@ -229,8 +247,8 @@ static sm120_status check_scales(struct attention *call, uint32_t dtype) {
                         SM120_FP8);
         }
         if (list[i].given->dtype != SM120_F32) {
-            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be F32 (0x%08x)", list[i].name,
-                        list[i].given->dtype, SM120_F32);
+            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; it must be %s", list[i].name,
+                        dtype_text(list[i].given->dtype).text, dtype_text(SM120_F32).text);
         }
         const struct shape shape = {args->batch, list[i].heads, 1, 1};
         const sm120_status status =
@@ -240,8 +258,8 @@ static sm120_status check_scales(struct attention *call, uint32_t dtype) {
         }
     }
     if (args->o_scale.address != 0 && args->o.dtype != SM120_E4M3) {
-        return fail(SM120_INVALID_ARGUMENT, "o_scale is given, but o.dtype = 0x%08" PRIx32 "; it is for o in E4M3",
-                    args->o.dtype);
+        return fail(SM120_INVALID_ARGUMENT, "o_scale is given, but o.dtype = %s; it is for o in E4M3",
+                    dtype_text(args->o.dtype).text);
     }
     return SM120_OK;
 }

@@ -33,11 +33,9 @@ static struct shape blocks_shape(const struct attention *call, const struct oper
 /* Check the scales of a tensor in E4M3. */
 static sm120_status check_blocks(const struct attention *call, const struct operand *x) {
     if (x->given_blocks->dtype != SM120_E8M0 && x->given_blocks->dtype != SM120_U8) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "%s.dtype = 0x%08" PRIx32 "; %s in E4M3 needs scales in E8M0 (0x%08x) or U8 (0x%08x), one for each "
-                    "%d %s",
-                    x->blocks_name, x->given_blocks->dtype, x->name, SM120_E8M0, SM120_U8, BLOCK,
-                    x->is_v ? "rows" : "columns");
+        return fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; %s in E4M3 needs scales in %s or %s, one for each %d %s",
+                    x->blocks_name, dtype_text(x->given_blocks->dtype).text, x->name, dtype_text(SM120_E8M0).text,
+                    dtype_text(SM120_U8).text, BLOCK, x->is_v ? "rows" : "columns");
     }
     x->blocks->are_given = true;
     x->blocks->shape = blocks_shape(call, x);
@@ -115,8 +113,8 @@ static sm120_status check_operand(const struct attention *call, const struct pre
     const bool is_checked = is_mx || (is_e4m3 && precision->dtype == SM120_E4M3);
     if (!is_mx && x->given_blocks->address != 0) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "%s is given, but %s.dtype = 0x%08" PRIx32 " with precision = 0x%" PRIx32 "; it is for E4M3 in %s",
-                    x->blocks_name, x->name, x->given->dtype, precision->code,
+                    "%s is given, but %s.dtype = %s with precision = 0x%" PRIx32 "; it is for E4M3 in %s",
+                    x->blocks_name, x->name, dtype_text(x->given->dtype).text, precision->code,
                     x->is_v ? "MXFP8 and NVFP4_MXFP8" : "MXFP8, MXFP8_BF16 and MXFP8_F16");
     }
     const sm120_status status =
@@ -127,8 +125,8 @@ static sm120_status check_operand(const struct attention *call, const struct pre
     *first = *first != NULL ? *first : x->tensor;
     return x->tensor->dtype == (*first)->dtype
                ? SM120_OK
-               : fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; it must be %s.dtype = 0x%08" PRIx32, x->name,
-                      x->tensor->dtype, (*first)->name, (*first)->dtype);
+               : fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; it must be %s.dtype = %s", x->name,
+                      dtype_text(x->tensor->dtype).text, (*first)->name, dtype_text((*first)->dtype).text);
 }
 
 sm120_status attention_check_tensors(struct attention *call, const struct precision *precision) {
@@ -163,9 +161,8 @@ sm120_status attention_check_tensors(struct attention *call, const struct precis
     if (status == SM120_OK && first != NULL && precision->dtype != 0 && first->dtype != precision->dtype &&
         !attention_is_narrowed(call)) {
         status = fail(SM120_INVALID_ARGUMENT,
-                      "%s.dtype = 0x%08" PRIx32 "; with precision = 0x%" PRIx32
-                      " the dtype of q, k and v must be 0x%08" PRIx32,
-                      first->name, first->dtype, args->precision, precision->dtype);
+                      "%s.dtype = %s; with precision = 0x%" PRIx32 " the dtype of q, k and v must be %s", first->name,
+                      dtype_text(first->dtype).text, args->precision, dtype_text(precision->dtype).text);
     }
     return status;
 }

@@ -66,13 +66,13 @@ static sm120_status check_tensors(struct backward *b) {
             return status;
         }
         if (list[i].role == TENSOR_OUTPUT && args->accumulate != 0 && list[i].tensor->dtype != SM120_F32) {
-            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = 0x%08" PRIx32 "; with accumulate it is F32 (0x%08x)",
-                        list[i].name, list[i].tensor->dtype, SM120_F32);
+            return fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; with accumulate it is %s", list[i].name,
+                        dtype_text(list[i].tensor->dtype).text, dtype_text(SM120_F32).text);
         }
     }
     if (b->given[DOUT].dtype != call->q.dtype) {
-        return fail(SM120_INVALID_ARGUMENT, "dout.dtype = 0x%08" PRIx32 "; it is q.dtype = 0x%08" PRIx32,
-                    b->given[DOUT].dtype, call->q.dtype);
+        return fail(SM120_INVALID_ARGUMENT, "dout.dtype = %s; it must be q.dtype = %s",
+                    dtype_text(b->given[DOUT].dtype).text, dtype_text(call->q.dtype).text);
     }
     return SM120_OK;
 }
@@ -100,9 +100,8 @@ static sm120_status check_dmask(struct backward *b) {
                     dmask->address);
     }
     if (dmask->dtype != SM120_F32 || dmask->reserved != 0) {
-        return fail(SM120_INVALID_ARGUMENT,
-                    "dmask.dtype = 0x%08" PRIx32 ", dmask.reserved = %" PRIu32 "; they must be F32 (0x%08x) and 0",
-                    dmask->dtype, dmask->reserved, SM120_F32);
+        return fail(SM120_INVALID_ARGUMENT, "dmask.dtype = %s, dmask.reserved = %" PRIu32 "; they must be %s and 0",
+                    dtype_text(dmask->dtype).text, dmask->reserved, dtype_text(SM120_F32).text);
     }
     for (int n = 0; n < STEPS; ++n) {
         int next = -1; /* the least stride that is left */

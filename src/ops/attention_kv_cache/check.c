@@ -16,8 +16,7 @@ static sm120_status check_pages(struct cached *call) {
     const bool is_list = args->page_indptr != 0;
     if (args->page_table == 0 && (is_list || args->table_pages != 0)) {
         return fail(SM120_INVALID_ARGUMENT,
-                    "page_table = 0, but page_indptr = 0x%" PRIx64 " and table_pages = %" PRId64
-                    "; they describe the page table",
+                    "page_indptr = 0x%" PRIx64 ", table_pages = %" PRId64 "; without page_table they must be 0",
                     args->page_indptr, args->table_pages);
     }
     if (is_list != (args->last_page != 0)) {
@@ -56,8 +55,8 @@ static sm120_status check_tensors(struct cached *call) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
     sm120_status status = tensor_check("q", &args->q, &call->q_shape, TENSOR_INPUT, &call->q);
     if (status == SM120_OK && call->q.dtype == SM120_F32) {
-        return fail(SM120_INVALID_ARGUMENT, "q.dtype = 0x%08" PRIx32 "; it must be BF16 (0x%08x) or F16 (0x%08x)",
-                    call->q.dtype, SM120_BF16, SM120_F16);
+        return fail(SM120_INVALID_ARGUMENT, "q.dtype = %s; it must be %s or %s", dtype_text(call->q.dtype).text,
+                    dtype_text(SM120_BF16).text, dtype_text(SM120_F16).text);
     }
     status = status == SM120_OK ? tensor_check("o", &args->o, &call->o_shape, TENSOR_OUTPUT, &call->o) : status;
     status = status == SM120_OK ? cache_side_check(&call->k, &call->k_shape, call->q.dtype, "q", TENSOR_INPUT) : status;
@@ -67,10 +66,10 @@ static sm120_status check_tensors(struct cached *call) {
     }
     call->is_narrow = call->k.form != KV_FORMAT_COPY;
     if (call->is_narrow != (call->v.form != KV_FORMAT_COPY)) {
-        return fail(SM120_UNSUPPORTED,
-                    "k.dtype = 0x%08" PRIx32 " and v.dtype = 0x%08" PRIx32
-                    "; caches of which one has 16 bits and the other fewer are not supported",
-                    args->k.dtype, args->v.dtype);
+        return fail(
+            SM120_UNSUPPORTED,
+            "k.dtype = %s and v.dtype = %s; caches of which one has 16 bits and the other fewer are not supported",
+            dtype_text(args->k.dtype).text, dtype_text(args->v.dtype).text);
     }
     return cache_side_check_swizzle(&call->v, args->v_swizzled, &call->v_shape);
 }
@@ -125,6 +124,14 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
     if (status == SM120_OK && args->alibi_batch_stride != 0 && args->alibi_batch_stride != args->heads) {
         return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; it must be 0 or heads = %" PRId64,
                     args->alibi_batch_stride, args->heads);
+    }
+    if (status == SM120_OK && args->alibi_slopes == 0 && args->alibi_batch_stride != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; without alibi_slopes it must be 0",
+                    args->alibi_batch_stride);
+    }
+    if (status == SM120_OK && args->tree_mask == 0 && args->tree_mask_batch_stride != 0) {
+        return fail(SM120_INVALID_ARGUMENT, "tree_mask_batch_stride = %" PRId64 "; without tree_mask it must be 0",
+                    args->tree_mask_batch_stride);
     }
     const int64_t tree_bytes = args->q_rows * args->q_rows; /* below 2^60 */
     if (status == SM120_OK && args->tree_mask_batch_stride != 0 && args->tree_mask_batch_stride != tree_bytes) {

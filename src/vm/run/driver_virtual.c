@@ -113,6 +113,7 @@ const struct driver *driver_virtual(void) {
             .fault = virtual_fault,
         .counter = virtual_counter,
         .counters_reset = virtual_counters_reset,
+        .allocated = virtual_allocated,
         .interrupt = virtual_interrupt,
         .configure = options_set,
         .variable = virtual_variable,

@@ -38,6 +38,9 @@ struct device *virtual_current(void);
 /* Set the fault of a thread without a current context; return its code. */
 CUresult virtual_no_context(void);
 
+/* virtual_memory.c */
+bool virtual_allocated(CUcontext context, CUdeviceptr address);
+
 /* virtual_module.c */
 /* Free a module and its variables. It is no longer in the list of its device. */
 void virtual_free_module(CUmodule module);

@@ -100,6 +100,13 @@ CUresult virtual_cuMemFreeHost(void *host) {
     return host != NULL ? memory_free(virtual_current(), (uint64_t)(uintptr_t)host, ALLOCATION_PINNED) : CUDA_SUCCESS;
 }
 
+bool virtual_allocated(CUcontext context, CUdeviceptr address) {
+    rwlock_lock_read(&context->device.memory_lock);
+    const bool found = memory_check_range(&context->device, address, 1, "address") == CUDA_SUCCESS;
+    rwlock_unlock_read(&context->device.memory_lock);
+    return found;
+}
+
 /* Copies hold the lock until they are done, so that no other thread frees the memory. */
 CUresult virtual_cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     struct work work;
