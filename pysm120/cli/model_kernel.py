@@ -27,6 +27,7 @@ INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, a
 _L1_BESIDE = 28 * 1024  # bytes of L1 that shared memory cannot have: of 256 KiB on Hopper, of 128 KiB on SM120
 _SPILLED = re.compile(r"\[R1(?:\+0x[0-9a-f]+)?\]$")  # the address of a spilled register
 _REPEATS = 2  # times that L2 gives the bytes of DRAM, above which L1 may matter
+_COPY_LOAD, _COPY_STORE = re.compile(r"UTMALDG|UBLKCP\.S\.G"), re.compile(r"UTMASTG|UBLKCP\.G\.S")
 _LOOP = re.compile(r"(0x[0-9a-f]+)=(\d+(?:\.\d+)?)$")
 _BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
 _TILE = re.compile(r"([1-9]\d*)x([1-9]\d*)$")
@@ -234,6 +235,17 @@ class Kernel:
             return 0.0
         return found
 
+    def check_copies(self, model: KernelModel) -> None:
+        """Note bulk copies whose bytes are unknown: stores, and loads of which no ring tells the bytes."""
+        if self.file is None or (model.recording and model.recording.launches[-1].copied is not None):
+            return
+        bases = [one.opcode for one in model.function.instructions if one.is_copy]
+        stores = [name for name in bases if _COPY_STORE.match(name)]
+        loads = [] if model.paths.rings or model.handovers.guessed else [x for x in bases if _COPY_LOAD.match(x)]
+        if stores or loads:
+            names = ", ".join(sorted({*stores, *loads}))
+            self.missing.append(f"how many bytes {names} move is unknown: record a launch with --profile")
+
     def check_memory(self, prediction: Prediction, *, dram_known: bool) -> None:
         """Note what memory may need longer for than the prediction."""
         chip, mhz = self.chip, float(self.arguments.mhz or self.chip["mhz"])
@@ -321,6 +333,7 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
         rounds = of_keys.rounds(record, problem)
     held = problem.tensor_bytes(record) if problem else 0
     kernel.check(model)
+    kernel.check_copies(model)
     others = kernel.others(model, rounds)
     dram = kernel.dram_bytes(model, rounds, others)
     again = kernel.reread_bytes(model, len(rounds), held if dram is None else dram)

@@ -150,6 +150,8 @@ def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     global_memory = {"load_global", "store_global"}
     once = moved(paths.before, global_memory) + moved(paths.behind, global_memory)
     rings = () if model.handovers.guessed else paths.rings  # a guess bounds nothing
+    if _copied(model) is not None:
+        rings = ()  # all_l2_bytes() has them
     once += sum(ring.bytes * ring.once for ring in rings)
     each = moved(paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in rings)
     if not paths.around:
@@ -162,9 +164,15 @@ def _besides(others: Sequence[Other], rounds: Sequence[int]) -> list[tuple[Kerne
     return [(other.model, [other.passes * len(rounds)]) for other in others]
 
 
+def _copied(model: KernelModel) -> float | None:
+    """Return the recorded bytes of the bulk copies of a CTA."""
+    return model.recording.launches[-1].copied if model.recording else None
+
+
 def all_l2_bytes(model: KernelModel, rounds: Sequence[int], others: Sequence[Other] = ()) -> float:
     """Return the bytes that the CTAs of a launch load from L2, and store, in all loops."""
-    return max(0.0, sum(l2_bytes(*launch) for launch in ((model, rounds), *_besides(others, rounds))))
+    copied = (_copied(model) or 0.0) * len(rounds)
+    return max(0.0, copied + sum(l2_bytes(*launch) for launch in ((model, rounds), *_besides(others, rounds))))
 
 
 def add_bytes(model: KernelModel, rounds: Sequence[float]) -> float:

@@ -32,6 +32,7 @@ _COUNTS = (  # of a file
     "executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts", "global_accesses", "global_sectors",
     "global_lines", "global_l2_accesses", "global_l2_sectors", "shared_paired_accesses",
 )  # fmt: skip
+_BULK = ("bulk global->shared", "bulk shared->global")  # additions are known from the code
 
 
 class NotRecordedError(Exception):
@@ -217,7 +218,7 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     """
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        fields = ("kernel", "row", "opcode", "global_reuse", *_COUNTS)
+        fields = ("kernel", "row", "opcode", "global_reuse", "bytes", *_COUNTS)
         rows = [{name: one[name] for name in fields} for one in document["statements"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"--profile is {str(path)!r}, which is not a file of `profile --json`: {error!r}"
@@ -229,7 +230,9 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     first = max(1, executed[min(row for row, count in executed.items() if count)])
     ctas = max(1, first // -(-threads // 32))
     banks, sectors = banks_of(statements, function.name), sectors_of(statements, function.name)
-    launch = Launch(executed, ctas, 0, banks, sectors, reuse_of(statements, function.name))
+    of_kernel = [row["bytes"] for row in rows if row["kernel"] == function.name]
+    copied = sum(int(counts.get(path, 0)) for counts in of_kernel for path in _BULK) / ctas
+    launch = Launch(executed, ctas, 0, banks, sectors, reuse_of(statements, function.name), copied)
     return roles.recording(function, launch, threads)
 
 

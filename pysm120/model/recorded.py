@@ -69,7 +69,7 @@ class Launch(NamedTuple):
     """The counts of one launch: how often warps executed the statement of each PTX line, its CTAs and their rounds.
 
     ``banks`` has the lines with bank conflicts, ``sectors`` those with accesses of global memory, ``reuse`` the sectors
-    that CTAs touch again, by distance.
+    that CTAs touch again, by distance. ``copied``: the bytes that bulk copies of a CTA load and store, if known.
     """
 
     executed: Mapping[int, int]
@@ -78,6 +78,7 @@ class Launch(NamedTuple):
     banks: Mapping[int, Banks] = MappingProxyType({})
     sectors: Mapping[int, Sectors] = MappingProxyType({})
     reuse: Mapping[int, int] = MappingProxyType({})
+    copied: float | None = None
 
 
 def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
