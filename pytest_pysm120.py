@@ -20,6 +20,7 @@ OPTIONS = ("--sm120-device", "--sm120-checks", "--sm120-seeds")
 LEVELS = ("off", "default", "full")
 MOST_SEEDS = 1 << 20
 AROUND = 2  # lines of PTX before and after one that is at fault
+_ROW = re.compile(r"\(PTX line (\d+)\)")
 _PLACE = re.compile(r"\bat ((?:(?!\bat )[^:\n])+):(\d+)")
 _MARKER = re.compile(r"#\s*(?:line)?\s*(\d+)(?:\s+\"([^\"]*)\")?")
 _PREFIX = re.compile(r"launching .*?: the driver answered \w+ \([^)]*\): ")
@@ -145,8 +146,10 @@ def text_lines(source: str, file: str, line: int) -> list[int]:
 
 def excerpt(source: str, message: str) -> list[str]:
     """Return the PTX lines around those that a fault names; the named ones are marked."""
-    at = [index for file, line in _PLACE.findall(message) for index in text_lines(source, file, int(line))[:1]]
     lines = source.splitlines()
+    at = [int(row) - 1 for row in _ROW.findall(message) if int(row) <= len(lines)]
+    if not at:  # lines of another source have their PTX line in the message
+        at = [index for file, line in _PLACE.findall(message) for index in text_lines(source, file, int(line))[:1]]
     shown = sorted({k for index in at for k in range(max(0, index - AROUND), min(len(lines), index + AROUND + 1))})
     text = []
     for previous, k in zip([None, *shown], shown, strict=False):

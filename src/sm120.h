@@ -172,6 +172,8 @@ typedef struct sm120_profile_row {
                                        * CTA in between: [n] from 4096 * 2^(n/2), [0] also less */
     uint64_t shared_paired_accesses;  /* of shared_accesses: loads in which every lane has the address of lane ^ 1, or
                                        * every one that of lane ^ 2; as parts of wider loads they take half */
+    const char *from_file;            /* of inlined code: file and line of the kernel that called it, as .loc says; */
+    uint32_t from_line;               /* else "" and 0 */
 } sm120_profile_row;
 
 /* Open a profile: the virtual device counts by statement in all launches from now on, which take about twice as long.
@@ -322,6 +324,9 @@ typedef struct sm120_instruction_info {
     const char *text;
     uint32_t text_bytes;
     uint32_t text_line; /* line of its opcode in the PTX text itself, from 1 */
+    /* Of inlined code: file and line of the kernel that called it, as .loc says; else "" and 0. */
+    const char *from_file;
+    uint32_t from_line;
 } sm120_instruction_info;
 /* Write instruction `index` of a kernel; the instructions of its functions follow. On a GPU, none are listed. */
 SM120_API sm120_status sm120_kernel_instruction(sm120_kernel *kernel, int32_t index, sm120_instruction_info *info);

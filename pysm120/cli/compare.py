@@ -13,6 +13,7 @@ from pysm120.model.chips import Chip
 from pysm120.model.problem import BACKWARD
 from pysm120.runtime.errors import Error, InvalidArgumentError
 from pysm120.runtime.module import find_builtin
+from pysm120.runtime.names import demangled
 
 # Keys of a word and the options of `model` that they stand for; those that may be repeated take several words.
 KEYS = ("kernel", "tile", "ctas", "rounds", "block", "shared", "warps", "stages", "profile", "ptx", "bytes")
@@ -128,8 +129,18 @@ def run(arguments: argparse.Namespace) -> int:
     return INCOMPLETE if any(one["incomplete"] for one in rows) else 0
 
 
+def names_of(rows: list[dict[str, Any]]) -> list[str]:
+    """Return what rows are called: the file, and the kernel if the file occurs twice."""
+    files = [Path(one["kernel"]).name for one in rows]
+    return [
+        f"{file}: {demangled(one['entry'])}" if files.count(file) > 1 else file
+        for file, one in zip(files, rows, strict=True)
+    ]
+
+
 def show(rows: list[dict[str, Any]], chip: Chip, mhz: float, wanted: str | None) -> None:
     """Print the comparison."""
+    names = names_of(rows)
     fastest = min(one["microseconds"] for one in rows)
     what = wanted or "launches as stated"
     console.table(
@@ -137,7 +148,7 @@ def show(rows: list[dict[str, Any]], chip: Chip, mhz: float, wanted: str | None)
         ("kernel", "us", "TFLOP/s", "of the fastest", "tensor pipe", "CTAs", "on an SM", "warps", "bound", "branches"),
         [
             (
-                Path(one["kernel"]).name + (" (incomplete)" if one["incomplete"] else ""),
+                name + (" (incomplete)" if one["incomplete"] else ""),
                 f"{one['microseconds']:,}",
                 f"{one['tflops']}",
                 f"{fastest / one['microseconds']:.1%}",
@@ -148,14 +159,14 @@ def show(rows: list[dict[str, Any]], chip: Chip, mhz: float, wanted: str | None)
                 one["bound"],
                 one["branches"],
             )
-            for one in rows
+            for name, one in zip(names, rows, strict=True)
         ],
         tail=2,
     )
     print("tensor pipe: of an SM in the main loop; warps: of a CTA that execute the main loop")
-    for one in rows:
+    for name, one in zip(names, rows, strict=True):
         for missing in one["incomplete"]:
-            print(f"incomplete: {Path(one['kernel']).name}: {missing}")
+            print(f"incomplete: {name}: {missing}")
 
 
 COMMAND = Command("compare", "predict kernels of the library beside kernels in files, for one problem", add, run)

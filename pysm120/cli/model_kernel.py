@@ -78,6 +78,9 @@ def _loops(words: list[str], model: KernelModel) -> dict[int, float]:
 def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int], Problem | None]:
     """Return the rounds of each CTA, and the problem or None."""
     problem = _problem(model.function.name, arguments)
+    if arguments.tile and problem is None:
+        message = f"--tile is {arguments.tile!r}, but there is no --problem that it divides"
+        raise InvalidArgumentError(message)
     if problem:
         return problem.rounds(record_of(model.function.name, arguments.tile)), problem
     stated = number(arguments.rounds, "--rounds")
@@ -143,7 +146,8 @@ class Kernel:
                 self.chip, image, entry, shared, threads=threads, stages=stages, stated=stated, record=record,
                 warps_of=self._warps_of, cold=self.arguments.bytes is not None, tensor_bytes=self._tensor_bytes(),
             )  # fmt: skip
-        for name in ("shared", "block", "warps", "loop", "bytes", "tile"):
+        is_ours = find_builtin(self.arguments.kernel) is not None
+        for name in ("shared", "block", "warps", "loop", "bytes", "tile") if is_ours else ():
             if given := getattr(self.arguments, name):
                 word = given if isinstance(given, str) else given[0]
                 message = f"--{name} is {word!r}, but {self.arguments.kernel} is a kernel of the library: leave it out"
@@ -164,9 +168,9 @@ class Kernel:
 
     def others(self, model: KernelModel, rounds: list[int]) -> list[roles.Other]:
         """Return what the CTAs of a file's kernel execute beside the main loop, as far as it is known."""
+        stated = _loops(self.arguments.loop, model)
         if self.file is None or model.loop is None:
             return []
-        stated = _loops(self.arguments.loop, model)
         found, unknown = roles.others(model, model.loop, rounds[0], stated)
         if unknown:
             which = ", ".join(f"{address:#x}" for address in unknown)
@@ -324,7 +328,13 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
     """Predict the launch of the options of ``model``."""
     stages = number(arguments.stages, "--stages")
     kernel = Kernel(arguments, chip)
-    model = kernel.model(stages, _branches(arguments.branch))
+    branches = _branches(arguments.branch)
+    model = kernel.model(stages, branches)
+    for address in branches:
+        one = next((one for one in model.function.instructions if one.address == address), None)
+        if one is None or not (one.is_branch and one.is_conditional):
+            message = f"--branch is {address:#x}, where {model.function.name} has no conditional branch"
+            raise InvalidArgumentError(message)
     rounds, problem = _launch(model, arguments)
     record, of_keys = record_of(model.function.name), None
     of_library = {"attention": splits.of_library, BACKWARD: splits.of_backward}.get(record.operation)

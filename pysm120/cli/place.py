@@ -48,4 +48,5 @@ def is_at(instruction: Instruction, place: Place | None) -> bool:
 
 def shown(instruction: Instruction, path: str) -> str:
     """Return FILE:LINE of an instruction; for PTX without markers, FILE has no folder."""
-    return f"{Path(path).name if instruction.file == path else instruction.file}:{instruction.line}"
+    file = Path(path).name if instruction.file == path else instruction.file
+    return f"{file}:{instruction.line}" + (f", inlined at {instruction.origin}" if instruction.origin else "")

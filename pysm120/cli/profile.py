@@ -90,7 +90,8 @@ def show_lines(p: Profile, top: int) -> None:
         console.table(f"The {len(lines)} lines that cost the most clocks", ("place", *COLUMNS), rows, tail=1)
     else:
         for file in dict.fromkeys(line.file for line in p.lines):
-            rows = [row(line, str(line.line), p.total) for line in p.lines if line.file == file]
+            of_file = [line for line in p.lines if line.file == file]
+            rows = [row(x, f"{x.line} in {Path(x.origin).name}" if x.origin else str(x.line), p.total) for x in of_file]
             console.table(f"Instructions by line of {file}", ("line", *COLUMNS), rows, left=0, tail=1)
     print(NOTE)
 

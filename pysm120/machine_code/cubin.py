@@ -128,6 +128,10 @@ class Cubin:
             both = ", ".join(demangled(entry.name) for entry in found)
             message = f"the kernel is {name!r}, which is a part of several names: {both}"
             raise InvalidArgumentError(message)
+        if name is None and len(found) > 1:
+            there = ", ".join(demangled(entry.name) for entry in found)
+            message = f"the cubin has {len(found)} kernels, and none is named: {there}"
+            raise InvalidArgumentError(message)
         if len(found) != 1:
             there = ", ".join(demangled(entry.name) for entry in self.entries) or "none"
             message = f"the kernel is {name!r}, which the cubin does not have; it has {there}"

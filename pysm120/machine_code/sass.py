@@ -433,7 +433,9 @@ def refused_copies(function: Function) -> list[Instruction]:
 
 
 _MARKER = re.compile(r"#(?:line)?\s*(\d+)\s+\"([^\"]*)\"")
-_LOC = re.compile(r"\s*\.loc\s")  # lines of the source, which would replace those of the PTX
+_LOC = re.compile(r"\s*\.loc\s+(\d+)\s+(\d+)")  # lines of the source, which would replace those of the PTX
+_FILE = re.compile(r"^\s*\.file\s+(\d+)\s+\"([^\"]*)\"", re.MULTILINE)
+_BODY = re.compile(r"\s*(?:\.(?:visible|weak|extern)\s+)*\.(?:entry|func)\b")
 _VERSION = re.compile(r"^\s*\.version\s+(\d+)\.(\d+)", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+sm_(\d+)([af]?)\b", re.MULTILINE)
 
@@ -484,11 +486,20 @@ def assemble(ptx: str, target: str, at: Path | None = None) -> bytes:
 
 
 def places(ptx: str) -> list[tuple[str, int]]:
-    """Return the file and line that the line markers of a PTX text name, for each of its lines; "" where none does."""
-    found, file, number = [], "", 0
+    """Return the file and line that .loc or the line markers of a PTX text name, for each of its lines; else "".
+
+    Of inlined code, .loc names the line of the function that was inlined.
+    """
+    files = {int(number): name for number, name in _FILE.findall(ptx)}
+    found, file, number, located = [], "", 0, ("", 0)
     for line in ptx.splitlines():
         if marker := _MARKER.match(line):
             file, number = marker[2], int(marker[1]) - 1
-        found.append((file, number))
+        elif loc := _LOC.match(line):
+            name = files.get(int(loc[1]), "") if int(loc[2]) else ""
+            located = (name, int(loc[2])) if name else ("", 0)
+        elif _BODY.match(line):
+            located = ("", 0)
+        found.append(located if located[0] else (file, number))
         number += 1
     return found

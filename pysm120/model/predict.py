@@ -281,7 +281,8 @@ def predict(
     busy["issue"] = len(steps) * model.warps / QUARTERS / per
     per_round = full.each / slots
     shares = {name: clocks_ / per_round for name, clocks_ in busy.items() if name not in {"lsu", "branch"}}
-    events = model.run([3] * slots, slots, _STAGGER, keep_events=True).events if keep_events else []
+    shown = [3 if model.paths.around else 0] * slots
+    events = model.run(shown, slots, _STAGGER, keep_events=True).events if keep_events else []
     return Prediction(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
         _reasons(model, outcome, 2 * slots, least + _MORE),

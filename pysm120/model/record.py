@@ -220,8 +220,11 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         fields = ("kernel", "row", "opcode", "global_reuse", "bytes", *_COUNTS)
         rows = [{name: one[name] for name in fields} for one in document["statements"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"--profile is {str(path)!r}, which is not a file of `profile --json`: {error!r}"
+    except OSError as error:
+        message = f"--profile is {str(path)!r}: {error.strerror}"
+        raise InvalidArgumentError(message) from error
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"--profile is {str(path)!r}, which is not a file of `profile --json`: {error}"
         raise InvalidArgumentError(message) from error
     statements = [_statement(row) for row in rows]
     executed = executed_of(statements, function.name)

@@ -132,6 +132,7 @@ class Statement:
     """A PTX statement of a kernel, and its counts.
 
     ``file`` and ``line`` come from line markers, else from the PTX; ``row`` is always the line of the PTX.
+    ``origin`` is the line of the kernel that called inlined code, "sum.cu:24", and else "".
     ``opcode`` is its name in ``Device.counters``, "" for the end of a function.
     """
 
@@ -143,6 +144,7 @@ class Statement:
     text: str
     opcode: str
     counts: Counts
+    origin: str = ""
 
     @property
     def mnemonic(self) -> str:
@@ -165,13 +167,17 @@ class Statement:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line of a file, its PTX statements, and the sum of their counts."""
+    """A line of a file, its PTX statements, and the sum of their counts.
+
+    A line of inlined code is one for each ``origin``, the line of the kernel that called it.
+    """
 
     file: str
     line: int
     statements: tuple[Statement, ...]
     counts: Counts
     source: str
+    origin: str = ""
 
     @property
     def clocks(self) -> float:
@@ -181,12 +187,14 @@ class Line:
     @property
     def place(self) -> str:
         """File and line, as in messages."""
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" + (f", inlined at {self.origin}" if self.origin else "")
 
     @property
     def short_place(self) -> str:
-        """File and line, with at most one folder."""
-        return f"{'/'.join(Path(self.file).parts[-2:])}:{self.line}"
+        """File and line, with at most one folder; the line of the kernel without any."""
+        return f"{'/'.join(Path(self.file).parts[-2:])}:{self.line}" + (
+            f" in {Path(self.origin).name}" if self.origin else ""
+        )
 
 
 class Profile:
@@ -243,14 +251,15 @@ class Profile:
     def lines(self) -> tuple[Line, ...]:
         """The lines that were executed, by file in the order of the kernels, and by number."""
         files = {statement.file: n for n, statement in reversed(list(enumerate(self.statements)))}
-        grouped = _group(self.statements, lambda s: (s.file, s.line))
+        grouped = _group(self.statements, lambda s: (s.file, s.line, s.origin))
         sources = Sources()
         lines = []
-        for (file, line), parts in grouped.items():
+        for (file, line, origin), parts in grouped.items():
             counts = total(part.counts for part in parts)
             if counts.executed:
-                lines.append(Line(file, line, parts, counts, sources.line(file, line) or parts[0].text))
-        return tuple(sorted(lines, key=lambda x: (files[x.file], x.line)))
+                source = sources.line(file, line) or parts[0].text
+                lines.append(Line(file, line, parts, counts, source, origin))
+        return tuple(sorted(lines, key=lambda x: (files[x.file], x.line, x.origin)))
 
     @cached_property
     def kernels(self) -> dict[str, Counts]:
@@ -284,7 +293,14 @@ class Profile:
             "opcodes": {name: _plain(counts) for name, counts in self.opcodes.items()},
             "tensor": self.tensor,
             "lines": [
-                {"file": x.file, "line": x.line, "source": x.source, "clocks": x.clocks, **_plain(x.counts)}
+                {
+                    "file": x.file,
+                    "line": x.line,
+                    "origin": x.origin,
+                    "source": x.source,
+                    "clocks": x.clocks,
+                    **_plain(x.counts),
+                }
                 for x in self.lines
             ],
             "statements": [
@@ -293,6 +309,7 @@ class Profile:
                     "index": s.index,
                     "file": s.file,
                     "line": s.line,
+                    "origin": s.origin,
                     "row": s.row,
                     "text": s.text,
                     "opcode": s.opcode,
@@ -360,4 +377,5 @@ def _read(pointer: Any) -> Iterable[Statement]:
         reuse = {least: int(n) for least, n in zip(REUSE_BYTES, row.global_reuse, strict=True) if n}
         counts = Counts(**{name: int(getattr(row, name)) for name in NUMBERS}, bytes=moved, global_reuse=reuse)
         place = text(row.file), row.line, row.row
-        yield Statement(text(row.kernel), row.index, *place, text(row.text), text(row.opcode), counts)
+        origin = f"{text(row.from_file)}:{row.from_line}" if row.from_line else ""
+        yield Statement(text(row.kernel), row.index, *place, text(row.text), text(row.opcode), counts, origin)

@@ -42,13 +42,14 @@ class Instruction:
 
     ``line`` is a line of ``file``, which ``#line`` markers name ("<ptx>" without them). ``text_line`` is the line of
     the PTX text itself. ``text`` is the statement with its guard, without the semicolon; white space and comments in it
-    are single blanks.
+    are single blanks. ``origin`` is the line of the kernel that called inlined code, "sum.cu:24", and else "".
     """
 
     file: str
     line: int
     text: str
     text_line: int
+    origin: str = ""
 
     @property
     def opcode(self) -> str:
@@ -57,8 +58,8 @@ class Instruction:
 
     @property
     def place(self) -> str:
-        """FILE:LINE."""
-        return f"{self.file}:{self.line}"
+        """FILE:LINE, of inlined code also the line that called it."""
+        return f"{self.file}:{self.line}" + (f", inlined at {self.origin}" if self.origin else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +191,9 @@ def _clean(source: str) -> str:
 
 def _instruction(raw: Any) -> Instruction:
     source = ffi.buffer(raw.text, raw.text_bytes)[:].decode("utf-8", "replace")
-    return Instruction(text(raw.file), raw.line, "ret" if source == "}" else _clean(source), raw.text_line)
+    statement = "ret" if source == "}" else _clean(source)
+    origin = f"{text(raw.from_file)}:{raw.from_line}" if raw.from_line else ""
+    return Instruction(text(raw.file), raw.line, statement, raw.text_line, origin)
 
 
 def _register(raw: Any) -> Register:

@@ -157,6 +157,16 @@ def test_a_fault_of_a_template_and_of_two_places(suite: pytest.Pytester) -> None
     assert all("shared.u32" in line for line in shown)
 
 
+def test_a_fault_of_another_source(suite: pytest.Pytester) -> None:
+    """The excerpt shows the line of the PTX, which is not that of the source."""
+    head = ".version 8.8\n.target sm_120f\n.entry k(.param .u64 p) {\n.reg .b64 a; .reg .b32 x;\n"
+    text = head + '.loc 1 2 1\nld.param.u64 a, [p];\nst.global.b32 [a + 400], x;\nret; }\n.file 1 "/src/kernel.cu"\n'
+    suite.path.joinpath("k.ptx").write_text(text)
+    result = run(suite, 'def test_it(sm120):\n    sm120.load(Path("k.ptx"))["k"](1, 1, sm120.zeros(4))\n')
+    result.stdout.fnmatch_lines(["E   k at /src/kernel.cu:2 (PTX line 7): *", "> *7 st.global.b32 [[]a + 400], x;"])
+    assert not any(line.startswith(">") and " 2 " in line for line in result.outlines)
+
+
 def test_ptx_that_does_not_load(suite: pytest.Pytester) -> None:
     result = run(
         suite, 'def test_it(sm120):\n    sm120.load(".version 8.8\\n.target sm_120f\\nfoo;\\n", name="x.ptx")\n'

@@ -91,8 +91,8 @@ def test_the_table(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Whole launches on RTX PRO 6000" in shown
     assert "at 2000 MHz" in shown
     assert "100.0%" in shown
-    assert "peer.ptx (incomplete)" in shown
-    assert "incomplete: peer.ptx: 32 rounds of the main loop are assumed" in shown
+    assert "peer.ptx: peer (incomplete)" in shown  # two rows are of one file
+    assert "incomplete: peer.ptx: peer: 32 rounds of the main loop are assumed" in shown
     found = compare(capsys, f"{peer},ctas=170,rounds=64,bytes=0", "--flops", "1000000000")
     (one,) = found["kernels"]
     assert one["tflops"] == pytest.approx(1e9 / one["microseconds"] / 1e6, rel=0.002)

@@ -88,7 +88,7 @@ def test_a_cubin_and_stated_branches(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "k.cubin").write_bytes(image)
     words = ["model", f"{tmp_path}/k.cubin", "--chip", "h200", "--json", "--shared", "90000"]
     assert __main__.main(words) == 2
-    assert "the kernel is None, which the cubin does not have; it has attention_" in capsys.readouterr().err
+    assert "the cubin has 18 kernels, and none is named: attention_" in capsys.readouterr().err
     words += ["--kernel", "attention_bf16_128x64_d128_r16", "--ctas", "132", "--rounds", "8"]
     assert __main__.main(words) == 3  # its loops of copies alone are not stated
     interior = json.loads(capsys.readouterr().out)
@@ -126,6 +126,9 @@ def _skips(function: sass.Function, branch: sass.Instruction, base: str) -> int:
         ([ENTRY, "--rounds", "0"], "--rounds is '0', not an integer of at least 1"),
         ([ENTRY, "--branch", "left"], "--branch is 'left', not an address and a direction"),
         ([ENTRY, "--timeline", "x.pdf"], "--timeline is 'x.pdf', not a .png file"),
+        ([ENTRY, "--branch", "0x10=taken"], f"--branch is 0x10, where {ENTRY} has no conditional branch"),
+        (["missing.ptx", "--block", "64"], "the kernel is 'missing.ptx', neither a kernel of the library"),
+        ([ENTRY, "--profile", "missing.json"], "--profile is 'missing.json'"),
         (["--validate", "missing.json"], "--validate is 'missing.json', not a file of measurements"),
         (
             ["--validate", f"{MEASURED.parent}/code.json"],

@@ -159,6 +159,54 @@ def test_what_no_lane_stores_moves_nothing(tmp_path: Path, capsys: pytest.Captur
     assert bytes_of(found) == pytest.approx(1360 * (8 * 256 * 16 + 256 * 4), rel=0.01)
 
 
+# Each CTA copies 1024 bytes to shared memory and back, twice.
+COPIES = """.version 8.8
+.target sm_120f
+.address_size 64
+.entry k(.param .u64 x, .param .u64 y)
+{
+    .shared .align 128 .b8 tile[1024];
+    .shared .align 8 .b64 barrier;
+    .reg .b64 from, to;
+    .reg .b32 i;
+    .reg .pred again, waits;
+    ld.param.u64 from, [x];
+    ld.param.u64 to, [y];
+    mbarrier.init.shared::cta.b64 [barrier], 1;
+    fence.mbarrier_init.release.cluster;
+    mov.b32 i, 0;
+loop:
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [barrier], 1024;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [tile], [from], 1024, [barrier];
+wait:
+    mbarrier.try_wait.parity.shared::cta.b64 waits, [barrier], i;
+@!waits bra wait;
+    fence.proxy.async.shared::cta;
+    cp.async.bulk.global.shared::cta.bulk_group [to], [tile], 1024;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    add.u32 i, i, 1;
+    setp.lt.u32 again, i, 2;
+@again bra loop;
+    ret;
+}
+"""
+
+
+def test_bytes_of_bulk_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A profile tells those that are loaded and those that are stored; without one they are said to be unknown."""
+    path = tmp_path / "k.ptx"
+    path.write_text(COPIES)
+    found = profiled(path, capsys, "--block", "1", "f32[256]:ones", "f32[256]")
+    assert bytes_of(found) == pytest.approx(1360 * 4 * 1024, rel=0.01)
+    words = [str(path), "--ctas", "34000", "--block", "1", "--profile", str(path.with_suffix(".json"))]
+    moved = model(capsys, *words, "--bytes", "moved")
+    assert moved["bound"] == "dram"
+    assert moved["microseconds"] > 34000 * 4 * 1024 / 1509e3
+    unknown = model(capsys, *words[:5], "--rounds", "2", "--bytes", "moved", status=3)
+    assert any("how many bytes" in one and "UBLKCP.G.S" in one for one in unknown["incomplete"])
+
+
 # Each thread stores and loads a word of local or shared memory in a round, by a generic or another address.
 WORDS = """.version 8.0
 .target sm_80

@@ -65,9 +65,57 @@ def fault(device: pysm120.Device, where: int) -> str:
 
 def test_faults_name_line_allocation_and_argument(device: pysm120.Device) -> None:
     message = fault(device, 13)
-    assert "k at /src/store.cuh:8 (PTX line 11): write of 4 bytes at global address" in message
+    assert (
+        "k at /src/store.cuh:8, inlined at /src/kernel.cu:3 (PTX line 11): write of 4 bytes at global address"
+        in message
+    )
     words = "12 bytes past the end of an allocation of 40 bytes, to which points parameter param_x (argument 1)"
     assert words in message
+
+
+# outer() at line 40 of the kernel calls inner() at line 7 of lib.cuh, twice: from lines 40 and 41 of the kernel.
+INLINED = (
+    HEAD
+    + """.entry k(.param .u64 param_x)
+{
+ .reg .b64 a; .reg .b32 i;
+ .loc 1 39 3
+ ld.param.u64 a, [param_x]; mov.b32 i, 1;
+ .loc 2 7 5, function_name $L__outer, inlined_at 1 40 9
+ add.u64 a, a, 4;
+ .loc 2 3 1, function_name $L__inner, inlined_at 2 7 5
+ st.global.b32 [a], i;
+ .loc 2 7 5, function_name $L__outer, inlined_at 1 41 9
+ add.u64 a, a, 4;
+ .loc 2 3 1, function_name $L__inner, inlined_at 2 7 5
+ st.global.b32 [a], i;
+ .loc 2 3 1, function_name $L__inner, inlined_at 1 42 9
+ st.global.b32 [a + 4], i;
+ .loc 1 43 1
+ ret;
+}
+.file 1 "/src/kernel.cu"
+.file 2 "/src/lib.cuh"
+"""
+)
+
+
+def test_inlined_code_names_the_line_of_the_kernel(device: pysm120.Device) -> None:
+    """Through other inlined functions too; a line of inlined code is one for each line that called it."""
+    kernel, x = device.load(INLINED, name="k.ptx")["k"], device.zeros(4, np.uint32)
+    with device.profile() as profile:
+        kernel(1, 1, x)
+    found = [(line.line, line.origin) for line in profile.lines if line.file == "/src/lib.cuh"]
+    sources = ["/src/kernel.cu:40", "/src/kernel.cu:41", "/src/kernel.cu:42"]
+    assert found == [(3, source) for source in sources] + [(7, source) for source in sources[:2]]
+    assert {line.origin for line in profile.lines if line.file == "/src/kernel.cu"} == {""}
+    assert {one["origin"] for one in profile.json()["lines"]} == {"", *sources}
+    with device.trace(file="lib.cuh", lines=(3, 3)) as steps:
+        kernel(1, 1, x)
+    assert [step.instruction.place for step in steps] == [f"/src/lib.cuh:3, inlined at {source}" for source in sources]
+    small = device.zeros(2, np.uint32)
+    with pytest.raises(pysm120.FaultError, match=r"at /src/lib\.cuh:3, inlined at /src/kernel\.cu:41 \(PTX line 16\)"):
+        kernel(1, 1, small)
 
 
 def test_text_without_a_source(device: pysm120.Device) -> None:

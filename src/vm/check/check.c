@@ -81,10 +81,7 @@ void check_start(struct cta *cta) {
 }
 
 struct spot check_spot(const struct warp *w, uint32_t pc) {
-    struct spot spot;
-    const struct place *at = &w->function->places[pc & ~STRONG_MARK];
-    snprintf(spot.text, sizeof spot.text, "%s:%u", at->file, at->line);
-    return spot;
+    return spot_of(&w->function->places[pc & ~STRONG_MARK]);
 }
 
 /* Return the name of a warp of the cluster, with its CTA if that is another than that of `w`. */

@@ -253,10 +253,6 @@ void far_fence(struct warp *w);
 void far_proxy_fence(struct warp *w);
 void far_ordered(struct warp *w, const void *place, uint32_t order, bool is_read, bool is_write);
 
-/* Source position of an instruction: "file:line". */
-struct spot {
-    char text[128];
-};
 struct spot check_spot(const struct warp *w, uint32_t pc);
 struct spot check_warp(const struct warp *w, uint32_t index);
 

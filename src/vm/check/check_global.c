@@ -205,7 +205,7 @@ static const char proxy_fence[] =
     "fence.proxy.async.global after the write, before the synchronisation between the two";
 
 static struct fault_text format(const struct access *a, const struct trace *t, uint64_t address, const char *rule) {
-    char earlier[256], where[64], message[1024];
+    char earlier[512], where[64], message[1024];
     describe(a, t, earlier, sizeof earlier);
     locate(a, address, where, sizeof where);
     snprintf(message, sizeof message, "%s%s of %u bytes at global address 0x%llx%s and %s; expected %s",

@@ -142,22 +142,22 @@ void birth_text(const struct defined *d, const struct warp *w, uint32_t birth, c
     case BORN_REGISTER:
     case BORN_PREDICATE:
         name = name_of(f, b->pc, b->slot, b->born == BORN_PREDICATE);
-        snprintf(to, bytes, "%s %s was never written before it was read at %s:%u",
-                 b->born == BORN_REGISTER ? "register" : "predicate", name != NULL ? name : "of a temporary", at->file,
-                 at->line);
+        snprintf(to, bytes, "%s %s was never written before it was read at %s",
+                 b->born == BORN_REGISTER ? "register" : "predicate", name != NULL ? name : "of a temporary",
+                 spot_of(at).text);
         break;
     case BORN_LANE:
-        snprintf(to, bytes, "it was read at %s:%u from lane %u, which is inactive", at->file, at->line, b->slot);
+        snprintf(to, bytes, "it was read at %s from lane %u, which is inactive", spot_of(at).text, b->slot);
         break;
     case BORN_QUOTIENT:
-        snprintf(to, bytes, "it is the quotient or remainder of a division by zero at %s:%u", at->file, at->line);
+        snprintf(to, bytes, "it is the quotient or remainder of a division by zero at %s", spot_of(at).text);
         break;
     case BORN_STORED:
         snprintf(to, bytes, "%s", stored_text(d->device, (uint32_t)b->address));
         break;
     default:
-        snprintf(to, bytes, "%s address 0x%llx was never written before it was read at %s:%u", spaces[b->born],
-                 (unsigned long long)b->address, at->file, at->line);
+        snprintf(to, bytes, "%s address 0x%llx was never written before it was read at %s", spaces[b->born],
+                 (unsigned long long)b->address, spot_of(at).text);
     }
 }
 
@@ -233,9 +233,9 @@ uint32_t birth_stored(struct defined *d, const struct warp *w, uint32_t lane, ui
     }
     birth_text(d, w, birth, from, sizeof from);
     if (d->birth[birth].born == BORN_DISCARDED && birth > UNKNOWN) {
-        snprintf(text, sizeof text, "%s discarded it at %s:%u", w->function->name, at->file, at->line);
+        snprintf(text, sizeof text, "%s discarded it at %s", w->function->name, spot_of(at).text);
     } else {
-        snprintf(text, sizeof text, "%s stored it at %s:%u, and %s", w->function->name, at->file, at->line, from);
+        snprintf(text, sizeof text, "%s stored it at %s, and %s", w->function->name, spot_of(at).text, from);
     }
     snprintf(where, sizeof where, " (CTA %u,%u,%u, warp %u, lane %u)", cta[0], cta[1], cta[2], w->number, lane);
     mutex_lock(&d->device->running_lock);

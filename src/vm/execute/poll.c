@@ -10,6 +10,7 @@
 
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
+#include "vm/machine/fault.h"
 #include "vm/machine/launch.h"
 #include "vm/machine/program.h"
 #include "vm/machine/types.h"
@@ -171,11 +172,11 @@ int poll_describe(const struct warp *w, uint32_t mask, char *to, size_t bytes) {
     const struct place *at = &w->function->places[longest->pc];
     const uint64_t offset = (uintptr_t)longest->place - (uintptr_t)w->cta->shared;
     const bool is_shared = offset < w->cta->shared_bytes;
-    return snprintf(to, bytes, "a value other than 0x%llx at %s address 0x%llx, polled at %s:%u",
+    return snprintf(to, bytes, "a value other than 0x%llx at %s address 0x%llx, polled at %s",
                     (unsigned long long)longest->value, is_shared ? "shared" : "global",
                     is_shared ? (unsigned long long)offset + SHARED_BASE
                               : (unsigned long long)(uintptr_t)longest->place,
-                    at->file, at->line);
+                    spot_of(at).text);
 }
 
 /* ---- what a split waits for ---- */

@@ -62,9 +62,9 @@ bool pool_end(struct cta *cta) {
         }
         const struct place *at = &w->function->places[named->adjusted_pc];
         fault_cta(cta, CUDA_ERROR_ILLEGAL_INSTRUCTION,
-                  "warp %u executed setmaxnreg at %s:%u, but warp %u of its warpgroup did not execute the same "
+                  "warp %u executed setmaxnreg at %s, but warp %u of its warpgroup did not execute the same "
                   "setmaxnreg; expected it in all warps from %u to %u",
-                  named->number, at->file, at->line, named == w ? first->number : w->number, first->number,
+                  named->number, spot_of(at).text, named == w ? first->number : w->number, first->number,
                   first->number + GROUP - 1);
         return false;
     }

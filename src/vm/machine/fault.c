@@ -24,6 +24,16 @@ void fault_record(struct launch *launch, CUresult code, const char *text) {
     atomic_store(&launch->stop, 1);
 }
 
+struct spot spot_of(const struct place *place) {
+    struct spot spot;
+    const int length = snprintf(spot.text, sizeof spot.text, "%s:%u", place->file, place->line);
+    if (place->from_file != NULL && length > 0 && (size_t)length < sizeof spot.text) {
+        snprintf(spot.text + length, sizeof spot.text - (size_t)length, ", inlined at %s:%u", place->from_file,
+                 place->from_line);
+    }
+    return spot;
+}
+
 /* Format the text of a fault: kernel, source line, message, CTA, warp and lane. */
 struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *message) {
     struct fault_text to;
@@ -36,8 +46,8 @@ struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *
     if (at->is_located) {
         snprintf(row, sizeof row, " (PTX line %u)", at->row);
     }
-    snprintf(to.text, sizeof to.text, "%s at %s:%u%s: %s (CTA %u,%u,%u, warp %u%s)", w->function->name, at->file,
-             at->line, row, message, id[0], id[1], id[2], w->number, who);
+    snprintf(to.text, sizeof to.text, "%s at %s%s: %s (CTA %u,%u,%u, warp %u%s)", w->function->name, spot_of(at).text,
+             row, message, id[0], id[1], id[2], w->number, who);
     return to;
 }
 

@@ -11,6 +11,12 @@
 struct cta;
 struct launch;
 
+/* Source position of an instruction: "FILE:LINE", of inlined code also the line that called it. */
+struct spot {
+    char text[320];
+};
+struct spot spot_of(const struct place *place);
+
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 if no single lane caused it. */
 enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *format, ...) PRINTF_LIKE(4, 5);
 /* fault_at() in two steps: format the text, record it later. */

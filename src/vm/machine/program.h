@@ -78,6 +78,8 @@ struct place {
     const char *file;
     /* text: the statement in the module's text, up to ';' or a brace. All instructions of a statement share it. */
     const char *text;
+    const char *from_file; /* the line of the kernel that called it, if .loc says that it was inlined; NULL: none */
+    uint32_t from_line;
     uint32_t line, row;    /* line in the file, as line markers or .loc say; line in the module's text */
     bool is_located;       /* by .loc */
     uint32_t opcode;       /* counter */

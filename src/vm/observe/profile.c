@@ -41,8 +41,8 @@ _Static_assert(REUSE_STEPS == sizeof((sm120_profile_row *)0)->global_reuse / siz
 /* ---- tables -------------------------------------------------------------------------------------------------- */
 
 struct profile_row {
-    const char *file, *text;
-    uint32_t line, row, opcode;
+    const char *file, *text, *from_file;
+    uint32_t line, row, opcode, from_line;
     uint64_t count[COUNTS];
 };
 
@@ -134,7 +134,8 @@ static bool is_table_of(const struct profile_kernel *kernel, const struct CUfunc
     for (uint32_t pc = 0; pc < f->length; pc = statement_end(f, pc), n++) {
         const struct place *place = &f->places[pc];
         if (n == kernel->length || kernel->rows[n].line != place->line ||
-            kernel->rows[n].opcode != statement_opcode(f, pc) || strcmp(kernel->rows[n].file, place->file) != 0) {
+            kernel->rows[n].opcode != statement_opcode(f, pc) || strcmp(kernel->rows[n].file, place->file) != 0 ||
+            kernel->rows[n].from_line != place->from_line) {
             return false;
         }
     }
@@ -164,7 +165,9 @@ static struct profile_kernel *make_table(struct profile *profile, const struct C
         row->row = place->row;
         row->opcode = statement_opcode(f, pc);
         row->text = copy_text(&profile->arena, place->text, ';');
-        if (row->file == NULL || row->text == NULL) {
+        row->from_file = place->from_file != NULL ? copy_name(&profile->arena, place->from_file) : "";
+        row->from_line = place->from_line;
+        if (row->file == NULL || row->text == NULL || row->from_file == NULL) {
             return NULL;
         }
     }
@@ -481,6 +484,8 @@ static void fill(sm120_profile_row *row, const struct profile_kernel *kernel, ui
     row->line = from->line;
     row->row = from->row;
     row->text = from->text;
+    row->from_file = from->from_file;
+    row->from_line = from->from_line;
     row->opcode = from->opcode == UINT32_MAX ? "" : counter_name(from->opcode);
 #define X(member) row->member = from->count[COUNT_##member];
     PROFILE_COUNTS(X)

@@ -300,6 +300,8 @@ static void fill_instruction(const struct CUfunc_st *f, uint32_t pc, sm120_instr
     info->text = at->text;
     info->text_bytes = *at->text == '{' || *at->text == '}' ? 1 : (uint32_t)strcspn(at->text, ";");
     info->text_line = at->row;
+    info->from_file = at->from_file != NULL ? at->from_file : "";
+    info->from_line = at->from_line;
 }
 
 CUresult trace_instruction(CUfunction f, int index, sm120_instruction_info *info) {

@@ -160,7 +160,7 @@ static int describe(const struct warp *w, const struct split *s, char *to, size_
     const struct place *at = &w->function->places[s->pc];
     char what[160];
     cta_wait_text(w, s, what, sizeof what);
-    return snprintf(to, bytes, "\n  warp %u, lanes 0x%08x, %s:%u: waits for %s", w->number, s->mask, at->file, at->line,
+    return snprintf(to, bytes, "\n  warp %u, lanes 0x%08x, %s: waits for %s", w->number, s->mask, spot_of(at).text,
                     what);
 }
 

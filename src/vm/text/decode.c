@@ -380,10 +380,13 @@ struct inst *emit(struct parser *p, handler *run) {
         p->places = places;
         p->code_space = space;
     }
-    const bool is_located = p->located_file != NULL;
-    p->places[p->length] = (struct place){.file = is_located ? p->located_file : s->opcode.file,
+    const struct location *const located = &p->located;
+    const bool is_located = located->file != NULL;
+    p->places[p->length] = (struct place){.file = is_located ? located->file : s->opcode.file,
+                                          .from_file = located->from_file,
+                                          .from_line = located->from_line,
                                           .text = s->start != NULL ? s->start : s->opcode.at,
-                                          .line = is_located ? p->located_line : s->opcode.line,
+                                          .line = is_located ? located->line : s->opcode.line,
                                           .row = s->opcode.row,
                                           .is_located = is_located,
                                           .opcode = UINT32_MAX,

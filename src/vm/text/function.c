@@ -521,7 +521,7 @@ static void link_body(struct parser *p, struct definition *d) {
     p->lexer = d->lexer;
     p->token = d->token;
     p->routine = r;
-    p->located_file = NULL;
+    p->located = (struct location){0};
     p->local_bytes = 0;
     p->statement = (struct statement){.opcode = d->token, .start = d->token.at, .name = "call"};
     scope_open(p);

@@ -185,6 +185,21 @@ struct source {
     uint64_t number;
 };
 
+/* A line of a source file. In code of an inlined function `from` is the line of the kernel that called it, perhaps
+ * through others. */
+struct location {
+    const char *file, *from_file; /* NULL: none */
+    uint32_t line, from_line;
+};
+
+/* A place in an inlined function, and the line of the kernel from which that was called. */
+enum { INLININGS = 256 };
+struct inlining {
+    uint64_t file, line, column;
+    const char *from_file;
+    uint32_t from_line;
+};
+
 /* The name of a source file. */
 struct file {
     struct file *next;
@@ -202,9 +217,9 @@ struct parser {
     char message[2048]; /* of the last error */
     const char *failed_at;
     struct file *files;
-    struct source *sources;   /* what .file directives name, by number */
-    const char *located_file; /* where .loc says that the next instructions come from; NULL: from the text itself */
-    uint32_t located_line;
+    struct source *sources;  /* what .file directives name, by number */
+    struct location located; /* where .loc says that the next instructions come from; no file: from the text itself */
+    struct inlining inlined[INLININGS]; /* by a hash of the place */
     struct symbol **hash;
     uint32_t hash_size, symbol_count;
     struct scope *scope;

@@ -413,24 +413,54 @@ static void read_instruction(struct parser *p) {
     token_next(p);
 }
 
-/* .loc file line column ...: the source of the instructions up to the next .loc. It ends at the end of its line,
- * without ';'. Line 0: they have none. */
-static void read_location(struct parser *p) {
-    const uint32_t row = p->token.row;
-    uint64_t numbers[2] = {0}; /* file, line */
-    token_next(p);
-    for (uint32_t n = 0; p->token.kind != TOKEN_END && p->token.row == row; ++n) {
-        if (n < 2 && p->token.kind == TOKEN_INTEGER) {
-            numbers[n] = p->token.integer;
-        }
-        token_next(p);
-    }
+/* Return the name of a file that a .file directive numbers, or NULL. */
+static const char *source_name(const struct parser *p, uint64_t number) {
     const struct source *s = p->sources;
-    while (s != NULL && s->number != numbers[0]) {
+    while (s != NULL && s->number != number) {
         s = s->next;
     }
-    p->located_file = s != NULL && numbers[1] != 0 && numbers[1] <= UINT32_MAX ? s->name : NULL;
-    p->located_line = (uint32_t)numbers[1];
+    return s != NULL ? s->name : NULL;
+}
+
+/* Return where the inlining of a place is kept; a later one with the same hash replaces it. */
+static struct inlining *inlining_of(struct parser *p, const uint64_t place[3]) {
+    return p->inlined + (place[0] * 7919 + place[1] * 31 + place[2]) % INLININGS;
+}
+
+/* Find the line of the kernel behind a .loc inlined at `site`: that of the site's own .loc, if it was inlined too. */
+static void follow_inlining(struct parser *p, const uint64_t own[3], const uint64_t site[3], struct location *to) {
+    const struct inlining *const outer = inlining_of(p, site);
+    const bool is_inlined =
+        outer->from_file != NULL && outer->file == site[0] && outer->line == site[1] && outer->column == site[2];
+    to->from_file = is_inlined ? outer->from_file : source_name(p, site[0]);
+    to->from_line = is_inlined ? outer->from_line : (uint32_t)site[1];
+    if (to->from_file != NULL) {
+        *inlining_of(p, own) = (struct inlining){own[0], own[1], own[2], to->from_file, to->from_line};
+    }
+}
+
+/* .loc file line column [, function_name ..., inlined_at file line column]: the source of the instructions up to the
+ * next .loc. It ends at the end of its line, without ';'. Line 0: they have none. */
+static void read_location(struct parser *p) {
+    enum { NUMBERS = 6 };
+    const uint32_t row = p->token.row;
+    uint64_t numbers[NUMBERS] = {0}; /* file, line, column; those of the call if the code was inlined */
+    uint32_t count = 0;
+    bool is_inlined = false;
+    token_next(p);
+    for (; p->token.kind != TOKEN_END && p->token.row == row; token_next(p)) {
+        if (token_is(&p->token, "inlined_at")) {
+            is_inlined = true;
+            count = NUMBERS / 2;
+        } else if (p->token.kind == TOKEN_INTEGER && count < (is_inlined ? NUMBERS : NUMBERS / 2)) {
+            numbers[count++] = p->token.integer;
+        }
+    }
+    const bool has_line = numbers[1] != 0 && numbers[1] <= UINT32_MAX;
+    p->located = (struct location){.file = has_line ? source_name(p, numbers[0]) : NULL, .line = (uint32_t)numbers[1]};
+    if (p->located.file != NULL && is_inlined && numbers[4] != 0 && numbers[4] <= UINT32_MAX) {
+        follow_inlining(p, numbers, numbers + NUMBERS / 2, &p->located);
+    }
 }
 
 /* Read a directive inside a function body. */
@@ -732,7 +762,7 @@ static void read_parameters(struct parser *p, struct CUfunc_st *f) {
 static void start_function(struct parser *p, struct CUfunc_st *f) {
     p->function = f;
     p->routine = NULL;
-    p->located_file = NULL;
+    p->located = (struct location){0};
     p->sites = NULL;
     p->calls_by_address = false;
     p->code = NULL;

@@ -209,6 +209,8 @@ pub struct sm120_profile_row {
     pub global_l2_sectors: u64,
     pub global_reuse: [u64; 24],
     pub shared_paired_accesses: u64,
+    pub from_file: *const c_char,
+    pub from_line: u32,
 }
 
 impl Default for sm120_profile_row {
@@ -318,6 +320,8 @@ pub struct sm120_instruction_info {
     pub text: *const c_char,
     pub text_bytes: u32,
     pub text_line: u32,
+    pub from_file: *const c_char,
+    pub from_line: u32,
 }
 
 impl Default for sm120_instruction_info {
@@ -1028,16 +1032,16 @@ impl Default for sm120_matvec_args {
 const _: () = {
     assert!(core::mem::size_of::<sm120_device_info>() == 200);
     assert!(core::mem::size_of::<sm120_profile_bytes>() == 16);
-    assert!(core::mem::size_of::<sm120_profile_row>() == 760);
+    assert!(core::mem::size_of::<sm120_profile_row>() == 776);
     assert!(core::mem::size_of::<sm120_copy_piece>() == 32);
     assert!(core::mem::size_of::<sm120_kernel_info>() == 152);
     assert!(core::mem::size_of::<sm120_parameter_info>() == 88);
     assert!(core::mem::size_of::<sm120_variable_info>() == 48);
-    assert!(core::mem::size_of::<sm120_instruction_info>() == 32);
+    assert!(core::mem::size_of::<sm120_instruction_info>() == 48);
     assert!(core::mem::size_of::<sm120_watch>() == 72);
-    assert!(core::mem::size_of::<sm120_step_info>() == 96);
+    assert!(core::mem::size_of::<sm120_step_info>() == 112);
     assert!(core::mem::size_of::<sm120_register_info>() == 544);
-    assert!(core::mem::size_of::<sm120_lanes_info>() == 208);
+    assert!(core::mem::size_of::<sm120_lanes_info>() == 224);
     assert!(core::mem::size_of::<sm120_builtin_info>() == 128);
     assert!(core::mem::size_of::<sm120_tensor_map>() == 128);
     assert!(core::mem::size_of::<sm120_tensor_map_args>() == 152);
