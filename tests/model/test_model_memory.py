@@ -164,6 +164,7 @@ COPIES = """.version 8.8
 .target sm_120f
 .address_size 64
 .entry k(.param .u64 x, .param .u64 y)
+.reqntid 1
 {
     .shared .align 128 .b8 tile[1024];
     .shared .align 8 .b64 barrier;
@@ -199,11 +200,11 @@ def test_bytes_of_bulk_copies(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path.write_text(COPIES)
     found = profiled(path, capsys, "--block", "1", "f32[256]:ones", "f32[256]")
     assert bytes_of(found) == pytest.approx(1360 * 4 * 1024, rel=0.01)
-    words = [str(path), "--ctas", "34000", "--block", "1", "--profile", str(path.with_suffix(".json"))]
+    words = [str(path), "--ctas", "34000", "--profile", str(path.with_suffix(".json"))]
     moved = model(capsys, *words, "--bytes", "moved")
     assert moved["bound"] == "dram"
     assert moved["microseconds"] > 34000 * 4 * 1024 / 1509e3
-    unknown = model(capsys, *words[:5], "--rounds", "2", "--bytes", "moved", status=3)
+    unknown = model(capsys, *words[:3], "--rounds", "2", "--bytes", "moved", status=3)
     assert any("how many bytes" in one and "UBLKCP.G.S" in one for one in unknown["incomplete"])
 
 
