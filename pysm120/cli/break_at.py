@@ -104,7 +104,8 @@ def run(launch: Launch, arguments: argparse.Namespace) -> int:
         hits=hits,
         shared=parse_window(arguments.shared_window),
     ) as found:
-        launch.run()
+        with console.patience():
+            launch.run()
     if found.stop is None:
         times = f"{found.hits} times, not {hits}" if found.hits else "by no warp"
         print(f"{entry} ended, and {arguments.__dict__['break']} was reached {times}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 try:
@@ -62,6 +63,22 @@ def plain(columns: Row, rows: Sequence[Row], left: int, tail: int = 0) -> list[s
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+@contextlib.contextmanager
+def patience(seconds: float = 10) -> Iterator[None]:
+    """Say once on standard error that a launch still runs, and what ends it."""
+    text = (
+        f"pysm120: the launch still runs after {seconds:g} s; Ctrl-C ends it, and so does "
+        "PYSM120_INSTRUCTION_LIMIT=N after N instructions of warps (default: 2^40)"
+    )
+    timer = threading.Timer(seconds, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -116,7 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
     if to_plot:
         from pysm120.cli import plot  # noqa: PLC0415 - matplotlib is an extra, and slow to import
     with program.open() as launch, launch.device.profile() as p:
-        launch.run()
+        with console.patience():
+            launch.run()
         outputs = launch.outputs()
     for output in outputs:
         output.save()

@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     with program.open() as launch:
         if arguments.__dict__["break"] is not None:
             return break_at.run(launch, arguments)
-        launch.run()
+        with console.patience():
+            launch.run()
         outputs = launch.outputs()
         print(f"{demangled(launch.kernel.info.entry)} ran on {launch.device} ({launch.device.info.name})")
     show(outputs, count)

@@ -14,7 +14,7 @@ from processes import wait_until_it_runs
 from programs import BYTES, HEAD, SAXPY
 
 from pysm120 import __main__
-from pysm120.cli import run
+from pysm120.cli import console, run
 from pysm120.observe import argument, program
 from pysm120.runtime.errors import InvalidArgumentError
 
@@ -302,3 +302,16 @@ def test_cooperative_launch(tmp_path: Path, rng: np.random.Generator, capsys: py
     assert __main__.main(["check", *words, "--cooperative", "--seeds", "3", *rest]) == 0
     capsys.readouterr()
     assert "not cooperative, as grid.sync() needs" in error_of(capsys, 1, "--device", "virtual", *words, *rest)
+
+
+def test_a_launch_that_does_not_end_says_what_ends_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "k.ptx").write_text(HEAD + ".entry k() {\nagain: bra again;\n}\n")
+    patience = console.patience
+    monkeypatch.setattr(console, "patience", lambda: patience(0.05))
+    monkeypatch.setenv("PYSM120_INSTRUCTION_LIMIT", str(1 << 25))
+    assert __main__.main(["run", "--device", "virtual", f"{tmp_path}/k.ptx", "--grid", "1", "--block", "1"]) == 1
+    first, fault = capsys.readouterr().err.split("\n", 1)
+    assert "the launch still runs after 0.05 s; Ctrl-C ends it, and so does PYSM120_INSTRUCTION_LIMIT=N" in first
+    assert "CUDA_ERROR_LAUNCH_TIMEOUT" in fault

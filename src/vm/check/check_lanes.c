@@ -103,8 +103,8 @@ static bool ordered(const struct access *a, uint32_t lane, uint32_t at) {
 static bool report(const struct access *a, uint64_t address, uint32_t lane, uint32_t pc, const char *verb) {
     const struct spot at = check_spot(a->w, pc);
     fault_at(a->w, CUDA_ERROR_LAUNCH_FAILED, a->lane,
-             "data race in a warp: %s of %u bytes at %s address 0x%llx, which lane %u %s at %s; expected bar.warp.sync "
-             "or another collective of both lanes between them",
+             "data race in a warp: %s of %u bytes at %s address 0x%llx, which lane %u %s at %s; expected an atomic "
+             "operation, or bar.warp.sync or another collective of both lanes between them",
              a->is_write ? "write" : "read", a->bytes, a->is_shared ? "shared" : "global", (unsigned long long)address,
              lane, verb, at.text);
     return false;

@@ -199,10 +199,14 @@ void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t
         return;
     } else if (slot != 0) {
         const struct mbarrier *m = &cta->mbarrier[slot - 1];
-        snprintf(to, bytes,
-                 "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are pending",
-                 s->phase, m->address, m->pending, m->expected, m->tx);
+        const int length = snprintf(
+            to, bytes, "phase %u of the mbarrier at shared address 0x%x: %u of %u arrivals and %d bytes are pending",
+            s->phase, m->address, m->pending, m->expected, m->tx > 0 ? m->tx : 0);
+        if (m->tx < 0 && length > 0 && (size_t)length < bytes) {
+            snprintf(to + length, bytes - (size_t)length, ", and %lld more arrived than were expected",
+                     -(long long)m->tx);
+        }
     } else {
-        snprintf(to, bytes, "nothing: it is running");
+        snprintf(to, bytes, "nothing: it runs, perhaps in a loop that polls");
     }
 }
