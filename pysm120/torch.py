@@ -101,6 +101,9 @@ def attention(
         if not isinstance(x, Tensor) and (x is not None or name in _REQUIRED):
             message = f"{name} is a {type(x).__name__}, not a torch.Tensor"
             raise TypeError(message)
+    if isinstance(kv_lengths, Tensor) and kv_lengths.dtype == torch.int64:  # what torch makes of a list of integers
+        least, most = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
+        given["kv_lengths"] = kv_lengths.clamp(least, most).to(torch.int32)
     if not torch.compiler.is_compiling():  # errors before PyTorch converts an argument
         rules = Rules(causal, causal_align, window, softcap, scale, precision)
         _check(given, rules, layout, out_dtype, device)

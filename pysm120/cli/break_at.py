@@ -96,16 +96,18 @@ def run(launch: Launch, arguments: argparse.Namespace) -> int:
     entry = launch.kernel.info.entry
     place = places.parse(arguments.__dict__["break"], "--break", program.file, code, entry)
     hits = number(arguments.hits, "--hits", 1)
-    with launch.device.break_at(
-        place.line,
-        file=place.file,
-        cta=parse_cta(arguments.cta, program.grid),
-        warp=parse_warp(arguments.warp, program.block),
-        hits=hits,
-        shared=parse_window(arguments.shared_window),
-    ) as found:
-        with console.patience():
-            launch.run()
+    with (
+        launch.device.break_at(
+            place.line,
+            file=place.file,
+            cta=parse_cta(arguments.cta, program.grid),
+            warp=parse_warp(arguments.warp, program.block),
+            hits=hits,
+            shared=parse_window(arguments.shared_window),
+        ) as found,
+        console.patience(),
+    ):
+        launch.run()
     if found.stop is None:
         times = f"{found.hits} times, not {hits}" if found.hits else "by no warp"
         print(f"{entry} ended, and {arguments.__dict__['break']} was reached {times}", file=sys.stderr)

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError(message)
     seed = secrets.randbelow(1 << 32) if arguments.seed is None else arguments.seed
     report = parent.begin(folder, quick=arguments.quick, resume=arguments.resume, seed=seed)
-    chosen = tasks(quick=arguments.quick)
+    chosen = tasks(quick=report.document["quick"])  # --resume keeps it
     try:
         with console.progress(len(chosen), "report") as step:
             parent.run(report, chosen, arguments.device, step)

@@ -23,9 +23,9 @@ from pysm120.study.errors import as_float64, supported
 from pysm120.study.formats import Floats, reference
 from pysm120.study.times import measured
 
-NAMED = ("normal", "peaked", "positive", "outliers", "minilm")
+NAMED = ("normal", "peaked", "biased", "positive", "outliers", "minilm")
 ROWS, HEADS, HEAD_DIM = 1024, 1, 128  # of drawn inputs
-PEAK, MEAN = 4.0, 1.0  # peaked: q is so many times as large; positive: the mean of v
+PEAK, BIAS, MEAN = 4.0, 4.0, 1.0  # peaked: q is so many times as large; biased: the mean of q and k; positive: of v
 STEP, RISE = 32, 8.0  # outliers: every so many columns of k are so much higher
 CHIP, PROBLEM = "rtx5090", "4,2048,32"  # what times are predicted for; then the head size
 LAYERS = (0, 3, 5)
@@ -74,8 +74,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--inputs",
         metavar="NAME",
         default="minilm",
-        help="normal; peaked (q is 4 times as large: a row has a few high scores); positive (v has a mean of 1); "
-        "outliers (every 32nd column of k is 8 higher); minilm (layers 0, 3, 5 of all-MiniLM-L6-v2); or an .npz file "
+        help="normal; peaked (q is 4 times as large: a row has a few high scores); biased (q and k have a mean of 4); "
+        "positive (v has a mean of 1); outliers (every 32nd column of k is 8 higher); minilm (layers 0, 3, 5 of all-MiniLM-L6-v2); or an .npz file "
         "with q, k and v of shape (B, S, H, D) (default: minilm)",
     )
     parser.add_argument("--causal", action="store_true", help="the last row sees the last key")
@@ -97,6 +97,8 @@ def inputs_of(arguments: argparse.Namespace) -> list[Inputs]:
         q, k, v = rng.standard_normal((3, 1, ROWS, HEADS, HEAD_DIM))
         if name == "peaked":
             q *= PEAK
+        if name == "biased":
+            q, k = q + BIAS, k + BIAS
         if name == "positive":
             v += MEAN
         if name == "outliers":
@@ -112,7 +114,11 @@ def inputs_of(arguments: argparse.Namespace) -> list[Inputs]:
     except (KeyError, OSError, ValueError) as error:
         message = f"--inputs is {name!r}, which has no arrays q, k and v: {error}"
         raise InvalidArgumentError(message) from error
-    return [Inputs(path.stem, *as_float64(*arrays))]
+    try:
+        return [Inputs(path.stem, *as_float64(*arrays))]
+    except (TypeError, ValueError) as error:
+        message = f"--inputs is {name!r}: {error}"
+        raise InvalidArgumentError(message) from error
 
 
 def times_of(head_dim: int, *, causal: bool) -> Iterator[tuple[str, Time | None]]:

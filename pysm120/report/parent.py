@@ -83,7 +83,9 @@ def begin(folder: Path, *, quick: bool, resume: bool, seed: int) -> Report:
     if report.document["version"] != __version__:
         message = f"{path} is of pysm120 {report.document['version']}, but this is {__version__}: begin a new report"
         raise InvalidArgumentError(message)
-    report.document["quick"] = quick
+    if quick and not report.document["quick"]:
+        message = f"--quick, but {path} is a full report: leave out --quick, or begin a new report"
+        raise InvalidArgumentError(message)
     for one in report.tasks.values():
         if one["status"] == "running":  # the task ran when the machine or this program ended
             one |= {"status": "lost", "message": "the machine stopped, or the report was killed, during this task"}

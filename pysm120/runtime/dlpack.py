@@ -320,6 +320,9 @@ def _release(where: int, deleter: int | None) -> None:
 
 def request(x: Any, stream: int | None) -> Any:
     """Return the capsule of ``x``, versioned if its library supports that."""
+    if callable(is_negated := getattr(x, "is_neg", None)) and is_negated():  # a view of PyTorch, such as z.conj().imag
+        message = "x has the negative bit, which DLPack drops: give .resolve_neg() of it"
+        raise InvalidArgumentError(message)
     try:
         try:
             return x.__dlpack__(stream=stream, max_version=VERSION)

@@ -64,6 +64,14 @@ def as_float64(q: Any, k: Any, v: Any) -> tuple[Floats, Floats, Floats]:
         if not np.isfinite(found[-1]).all():
             message = f"{name} has elements that are infinite or NaN, whose error means nothing"
             raise InvalidArgumentError(message)
+    shapes = {name: x.shape for name, x in zip("qkv", found, strict=True)}
+    batch, _, heads, head_dim = shapes["q"]
+    if shapes["k"][0] != batch or shapes["k"][3] != head_dim or heads % shapes["k"][2]:
+        message = f"k has shape {shapes['k']}, not ({batch}, Sk, a divisor of {heads}, {head_dim}) for q {shapes['q']}"
+        raise InvalidArgumentError(message)
+    if shapes["v"][:3] != shapes["k"][:3]:
+        message = f"v has shape {shapes['v']}, not {shapes['k'][:3]} and its head size, as k has"
+        raise InvalidArgumentError(message)
     return found[0], found[1], found[2]
 
 

@@ -52,12 +52,15 @@ class Recommendation(NamedTuple):
         Its relative error of O on the sample; NaN if there is none.
     tried : tuple of Tried
         Every candidate, the fastest first.
+    max_error : float
+        The given limit.
 
     """
 
     precision: str | None
     error: float
     tried: tuple[Tried, ...]
+    max_error: float
 
     def __str__(self) -> str:
         """Return the table of what was tried."""
@@ -68,6 +71,10 @@ class Recommendation(NamedTuple):
             mark = " *" if x.precision == self.precision else ""
             timed = f" {1e6 * x.seconds:>12,.1f}" if x.seconds is not None else ""
             lines.append(f"{x.precision:<12} {x.error:>10.2%} {x.worst_row:>10.2%} {x.clocks:>17.3f}{timed}{mark}")
+        if self.precision is None:
+            least = min(self.tried, key=lambda x: x.error)
+            best = f"{least.precision} has the least error, {least.error:.2g}"
+            lines.append(f"None is within max_error = {self.max_error:g}: {best}.")
         return "\n".join(lines)
 
 
@@ -116,6 +123,9 @@ def recommend(
 
     Notes
     -----
+    `attention` computes float32 arrays in "f16" only after a cast to float16, whose
+    largest number is 65504.
+
     The sample has up to 4 heads of q, 128 rows and 4096 keys: random ones, or for a
     causal mask the last rows and the last keys before them.
 
@@ -144,7 +154,8 @@ def recommend(
     # Stable: of equal times the first of COMBINATIONS or of the candidates.
     tried.sort(key=lambda x: x.clocks if x.seconds is None else x.seconds)
     best = next((x for x in tried if x.error <= limit), None)
-    return Recommendation(best.precision if best else None, best.error if best else float("nan"), tuple(tried))
+    precision, error = (best.precision, best.error) if best else (None, float("nan"))
+    return Recommendation(precision, error, tuple(tried), limit)
 
 
 def _candidates(given: Sequence[str] | None, head_dim: int) -> list[str]:
@@ -171,9 +182,6 @@ def _sample(
     """Choose heads, rows and keys; the chosen heads become batches of one head."""
     batch, rows, heads, _ = q.shape
     keys, kv_heads = k.shape[1:3]
-    if heads % kv_heads or v.shape[:3] != k.shape[:3] or k.shape[0] != batch or k.shape[3] != q.shape[3]:
-        message = f"q, k and v have shapes {q.shape}, {k.shape}, {v.shape}, which do not belong together"
-        raise InvalidArgumentError(message)
     chosen = rng.permutation(batch * heads)[:HEADS]
     if causal:
         # The last rows and keys: row and key numbers keep their distance, so the mask is that of the whole.

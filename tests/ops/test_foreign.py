@@ -385,6 +385,20 @@ def test_tensors_that_are_not_exported(device: pysm120.Device, rng: np.random.Ge
         api.attention(**given | {"k": k}, device=device)
 
 
+class Negative(Tensor):
+    """A tensor that stands for its negation, as views of conjugates in torch do."""
+
+    def is_neg(self) -> bool:
+        return True
+
+
+def test_tensors_that_stand_for_their_negation(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """DLPack hands over the numbers without the bit."""
+    given = {n: Tensor(x) for n, x in _attention(rng).items()}
+    with pytest.raises(ValueError, match=r"^v has the negative bit, which DLPack drops: give \.resolve_neg\(\) of it$"):
+        api.attention(**given | {"v": Negative(given["v"].values)}, device=device)
+
+
 def test_types_of_a_user_have_the_library_of_their_base(device: pysm120.Device, rng: np.random.Generator) -> None:
     x = Parameter(numbers(rng, 1, 4, 1, 32))
     assert type(api.attention(x, x, x, device=device)) is Tensor

@@ -299,6 +299,31 @@ def test_operations_on_arrays_say_what_computes_gradients(device_name: str, plac
         pysm120.attention(x, x, x, device=device_name)
 
 
+def test_a_negative_bit(device_name: str, place: str, rng: np.random.Generator) -> None:
+    """DLPack drops the bit: calls on arrays refuse such tensors; the operator gets what they hold."""
+    x = torch.tensor(rng.standard_normal((1, 5, 2, 32)), dtype=torch.float32, device=place)
+    negative = torch.complex(x, x).conj().imag
+    assert negative.is_neg()
+    for given in ({"k": negative}, {"out": torch.complex(x, x).conj().imag}):
+        with pytest.raises(ValueError, match=r"^\w+ has the negative bit, which DLPack drops: give \.resolve_neg\(\)"):
+            pysm120.attention(**{"q": x, "k": x, "v": x, "device": device_name, **given})
+    assert torch.equal(
+        sm120.attention(x, negative, x, device=device_name), sm120.attention(x, -x, x, device=device_name)
+    )
+
+
+def test_lengths_in_64_bits(device_name: str, place: str, rng: np.random.Generator) -> None:
+    x = torch.tensor(rng.standard_normal((2, 9, 2, 32)), dtype=torch.float16, device=place)
+    found = [
+        sm120.attention(x, x, x, kv_lengths=torch.tensor([4, 9], dtype=dtype, device=place), device=device_name)
+        for dtype in (torch.int32, torch.int64)
+    ]
+    assert torch.equal(*found)
+    lengths = torch.tensor([4, 2**32 + 5], device=place)
+    with pytest.raises(ValueError, match="each length must be from 0 to 9"):
+        sm120.attention(x, x, x, kv_lengths=lengths, device=device_name)
+
+
 def test_second_derivatives_are_refused(device_name: str, place: str) -> None:
     """They are no zeros, but an error."""
     x = torch.ones((1, 4, 2, 32), dtype=torch.float16, device=place, requires_grad=True)

@@ -106,6 +106,7 @@ def test_the_fastest_within_the_error(device: pysm120.Device, rng: np.random.Gen
     assert nothing.precision is None
     assert np.isnan(nothing.error)
     assert len(nothing.tried) == len(COMBINATIONS) - 1
+    assert str(nothing).splitlines()[-1].startswith("None is within max_error = 1e-06: f16 has the least error, ")
     only = pysm120.recommend(q, k, v, max_error=0.07, candidates=("fp8", "bf16"), device=device)
     assert only.precision == "fp8"
     assert [x.precision for x in only.tried] == ["fp8", "bf16"]
@@ -213,7 +214,8 @@ def test_head_sizes_leave_precisions_out(device: pysm120.Device, rng: np.random.
         ({"candidates": []}, "candidates is empty"),
         ({"q": np.zeros((3, 4))}, r"q has shape \(3, 4\), not \(B, S, H, D\)"),
         ({"k": np.full((1, 96, 1, 64), np.inf)}, "k has elements that are infinite or NaN"),
-        ({"k": np.zeros((1, 96, 1, 32))}, "which do not belong together"),
+        ({"k": np.zeros((1, 96, 1, 32))}, r"k has shape \(1, 96, 1, 32\), not \(1, Sk, a divisor of 2, 64\) for q"),
+        ({"v": np.zeros((1, 95, 1, 64))}, r"v has shape \(1, 95, 1, 64\), not \(1, 96, 1\) and its head size"),
     ],
 )
 def test_wrong_arguments(rng: np.random.Generator, change: dict[str, Any], message: str) -> None:
@@ -241,7 +243,7 @@ def shown(document: str, header: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.virtual
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["normal", "peaked", "positive", "outliers", "minilm"])
+@pytest.mark.parametrize("name", ["normal", "peaked", "biased", "positive", "outliers", "minilm"])
 def test_the_table_of_inputs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     table = shown("docs/explanation/quantisation.md", TABLE)
     assert __main__.main(["study", "--inputs", name, "--no-times", "--json", "--device", "virtual"]) == 0
@@ -256,7 +258,7 @@ def test_the_table_of_inputs(name: str, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_table_of_inputs_is_whole() -> None:
     table = shown("docs/explanation/quantisation.md", TABLE)
-    assert set(table) == {"normal", "peaked", "positive", "outliers", "layer 0", "layer 3", "layer 5"}
+    assert set(table) == {"normal", "peaked", "biased", "positive", "outliers", "layer 0", "layer 3", "layer 5"}
     assert set(table["normal"]) == set(COMBINATIONS) - {"mxfp8_f16"}
     for row, cells in shown("README.md", "| inputs | bf16 |").items():
         assert cells.items() <= table[row].items()
@@ -331,7 +333,7 @@ def test_front() -> None:
     [
         (
             ["--inputs", "nothing"],
-            "--inputs is 'nothing', not normal, peaked, positive, outliers, minilm or an .npz file",
+            "--inputs is 'nothing', not normal, peaked, biased, positive, outliers, minilm or an .npz file",
         ),
         (["--plot", "x.jpg"], "--plot is 'x.jpg', not a .png file in an existing folder"),
         (["--plot", "x.png", "--no-times"], "--plot draws times: leave out --no-times"),
