@@ -236,11 +236,13 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
     print(f"{title}; docs/explanation/model.md says how accurate it is")
     rows = [
         ("time", f"{found['microseconds']:,} us", f"{found['clocks']:,} clocks at {found['mhz']:g} MHz"),
-        ("rate", f"{found['tflops']} TFLOP/s", found["problem"] or "flop of the matrix instructions"),
+        *([("rate", f"{found['tflops']} TFLOP/s", found["problem"] or "flop of the matrix instructions")]
+          if found["tflops"] else []),
         ("launch", f"{found['ctas']:,} CTAs", f"{found['ctas_per_sm']} on an SM, {found['warps']} warps compute"),
         *_row_of_splits(found),
-        ("round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one tile of one CTA"),
-        ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA, before and after its rounds"),
+        *([("round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one round of the main loop of one CTA"),
+           ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA, before and after its rounds")]
+          if found["rounds"] else []),
         ("L2", f"{found['l2_gbs']:,} GB/s", _limit(found, "l2", chip)),
         ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip))
         if found["dram_known"]

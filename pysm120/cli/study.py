@@ -75,8 +75,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         default="minilm",
         help="normal; peaked (q is 4 times as large: a row has a few high scores); biased (q and k have a mean of 4); "
-        "positive (v has a mean of 1); outliers (every 32nd column of k is 8 higher); minilm (layers 0, 3, 5 of all-MiniLM-L6-v2); or an .npz file "
-        "with q, k and v of shape (B, S, H, D) (default: minilm)",
+        "positive (v has a mean of 1); outliers (every 32nd column of k is 8 higher); minilm (layers 0, 3, 5 of "
+        "all-MiniLM-L6-v2); or an .npz file with q, k and v of shape (B, S, H, D) (default: minilm)",
     )
     parser.add_argument("--causal", action="store_true", help="the last row sees the last key")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of drawn inputs (default: 0)")

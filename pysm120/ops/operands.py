@@ -90,7 +90,7 @@ def check_result(x: Any, name: str) -> npt.NDArray[Any]:
         raise TypeError(message)
     refuse_mask(x, name)
     if not x.flags.writeable:
-        message = f"{name} is a read-only ndarray"
+        message = f"{name} is a read-only ndarray; it must be writable"
         raise InvalidArgumentError(message)
     if 0 in x.shape:
         message = f"{name} has shape {x.shape}, but no size may be 0"

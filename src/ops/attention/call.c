@@ -47,8 +47,10 @@ static sm120_status check_shapes(const struct attention *call, int64_t head_dim_
     status = status == SM120_OK ? check_size("head_dim", args->head_dim, head_dim_max) : status;
     status = status == SM120_OK ? check_size("v_head_dim", call->v_shape.head_dim, head_dim_max) : status;
     if (status == SM120_OK && args->heads % args->kv_heads != 0) {
-        status = fail(SM120_INVALID_ARGUMENT, "kv_heads = %" PRId64 " does not divide heads = %" PRId64, args->kv_heads,
-                      args->heads);
+        status = fail(SM120_INVALID_ARGUMENT,
+                      "kv_heads = %" PRId64 " does not divide heads = %" PRId64
+                      "; the heads of q must be a multiple of those of k and v",
+                      args->kv_heads, args->heads);
     }
     return status;
 }

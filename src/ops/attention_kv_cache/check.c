@@ -118,8 +118,10 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
     status = status == SM120_OK ? check_shape(&call->q_shape, "q_rows", ROWS_MAX) : status;
     status = status == SM120_OK ? check_shape(&call->k_shape, "page_rows", ROWS_MAX) : status;
     if (status == SM120_OK && args->heads % args->kv_heads != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "kv_heads = %" PRId64 " does not divide heads = %" PRId64, args->kv_heads,
-                    args->heads);
+        return fail(SM120_INVALID_ARGUMENT,
+                    "kv_heads = %" PRId64 " does not divide heads = %" PRId64
+                    "; the heads of q must be a multiple of those of k and v",
+                    args->kv_heads, args->heads);
     }
     if (status == SM120_OK && args->alibi_batch_stride != 0 && args->alibi_batch_stride != args->heads) {
         return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; it must be 0 or heads = %" PRId64,
