@@ -13,6 +13,7 @@ from pysm120.cli.command import Command
 from pysm120.observe import program as programs
 from pysm120.observe.argument import TYPES
 from pysm120.observe.program import Output
+from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.names import demangled
 
 COLUMNS = ("argument", "parameter", "type", "changed", "min", "max", "mean", "NaN")
@@ -75,6 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the kernel."""
     program = programs.parse(arguments, arguments.words)
     count = programs.number(arguments.shown, "--print", 0)
+    for option in ("hits", "shared_window", "cta", "warp") if arguments.__dict__["break"] is None else ():
+        if (word := getattr(arguments, option)) is not None:
+            message = f"--{option.replace('_', '-')} is {word!r}, but there is no --break that it belongs to"
+            raise InvalidArgumentError(message)
     with program.open() as launch:
         if arguments.__dict__["break"] is not None:
             return break_at.run(launch, arguments)

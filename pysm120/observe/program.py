@@ -235,7 +235,7 @@ def right_for(parameter: Parameter, *, is_address: bool, is_bytes: bool) -> str:
     if is_bytes:
         choices.append(f"an array of {parameter.bytes} bytes such as u8[{parameter.bytes}]:zeros or x.npy")
     else:
-        choices.append(f"{parameter.type}:1")
+        choices.append(f"a number such as {parameter.type}:1")
     return " or ".join(choices)
 
 
@@ -264,6 +264,12 @@ class Program:
             option, value = next(iter(chosen.items()))
             message = f"--{option} is {value!r}, but only the virtual device supports it; the device is {name!r}"
             raise InvalidArgumentError(message)
+        levels, seed = ("off", "default", "full"), chosen.get("seed")
+        if chosen.get("checks", levels[0]) not in levels:
+            message = f"--checks is {chosen['checks']!r}, not one of {', '.join(levels)}"
+            raise InvalidArgumentError(message)
+        if seed is not None:
+            number(seed, "--seed", 0)
         base, _, query = name.partition("?")
         parts = [part for part in query.split("&") if part and part.partition("=")[0] not in chosen]
         return f"{base}?{'&'.join(parts + [f'{key}={value}' for key, value in chosen.items()])}"
