@@ -165,6 +165,9 @@ def errors_of(
         raise InvalidArgumentError(message)
     q, k, v = as_float64(q, k, v)
     exact = exact or formats.reference(q, k, v, causal=causal, scale=scale)
-    of_model = formats.reference(q, k, v, COMBINATIONS[precision], causal=causal, scale=scale)
+    given = [q, k, v]
+    if precision != "fp8":  # the format rounds what the dtype of the precision has left
+        given = [x.astype(np.float64) for x in operands_of(q, k, v, precision)[0]]
+    of_model = formats.reference(given[0], given[1], given[2], COMBINATIONS[precision], causal=causal, scale=scale)
     of_kernel = on_device(q, k, v, precision, causal=causal, scale=scale, device=device)
     return Outcome(precision, between(of_kernel, exact), between(of_model, exact))

@@ -40,16 +40,14 @@ sm120_status sm120_copy_batch_prepare(sm120_device *handle, sm120_copy_piece *pi
     status = check_pointer(pieces, "pieces");
     status = status == SM120_OK && count == 0 ? check_size("count", 0, INT32_MAX) : status;
     for (size_t i = 0; i < count && status == SM120_OK; ++i) {
-        /* Empty pieces need no address. */
-        status = pieces[i].bytes != 0 ? check_piece(device, pieces + i, i) : SM120_OK;
-        if (status == SM120_OK) {
-            pieces[i].first = chunks;
-            chunks += pieces[i].bytes / COPY_CHUNK + (pieces[i].bytes % COPY_CHUNK != 0);
-        }
-        if (status == SM120_OK && chunks > INT32_MAX) {
+        pieces[i].first = chunks;
+        chunks += pieces[i].bytes / COPY_CHUNK + (pieces[i].bytes % COPY_CHUNK != 0);
+        if (pieces[i].bytes <= INT64_MAX && chunks > INT32_MAX) {
             status =
                 fail(SM120_UNSUPPORTED, "pieces[%zu].bytes = %" PRIu64 "; a batch has at most %d chunks of %d bytes", i,
                      pieces[i].bytes, INT32_MAX, COPY_CHUNK);
+        } else if (pieces[i].bytes != 0) { /* empty pieces need no address */
+            status = check_piece(device, pieces + i, i);
         }
     }
     return device_leave(device, status);

@@ -351,7 +351,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"alibi_slopes": "ints", "alibi_batch_stride": 1 << 20}, "alibi_slopes"),
     ({"past_rows": -1}, "past_rows = -1"),
     ({"past_rows": 1 << 30}, "past_rows = 1073741824"),
-    ({"past_rows": 8}, "past_k.dtype"),
+    ({"past_rows": 8}, "past_rows = 8 needs past_k"),
     ({"past_rows": 8, "kv_lengths": "ints"}, "kv_lengths"),
     ({"mask.address": "ints"}, "mask.dtype = 0x00000000"),
     ({"mask.address": "ints", "mask.dtype": lib.SM120_F32, "mask.reserved": 1}, "mask.reserved = 1"),

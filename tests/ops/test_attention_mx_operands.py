@@ -318,7 +318,7 @@ WRONG = [
     ("k_blocks.row_stride", -1, "INVALID_ARGUMENT", "k_blocks.row_stride = -1"),
     ("v_blocks.head_stride", 1 << 20, "INVALID_ARGUMENT", "past the end"),
     ("v_blocks.row_stride", 1 << 62, "UNSUPPORTED", "v_blocks: 2 steps .* exceed 2.63 bytes"),
-    ("q.dtype", lib.SM120_BF16, "INVALID_ARGUMENT", "q_blocks is given, but q.dtype = 0x00011004"),
+    ("q.dtype", lib.SM120_BF16, "INVALID_ARGUMENT", "q_blocks is given, but q.dtype = BF16"),
     ("q.dtype", lib.SM120_E5M2, "INVALID_ARGUMENT", "q_blocks is given, but q.dtype"),
     ("precision", lib.SM120_FP8, "INVALID_ARGUMENT", "q_blocks is given"),
     ("precision", lib.SM120_BF16, "INVALID_ARGUMENT", "q_blocks is given"),

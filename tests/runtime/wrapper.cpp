@@ -78,11 +78,22 @@ static void test_workspace(const sm120::Device &device) {
     TRUE(workspace.address() == address);
 }
 
+/* A workspace works with a device that has moved since. */
+static void test_workspace_of_a_moved_device(const char *name) {
+    auto first = std::make_unique<sm120::Device>(name);
+    sm120::Workspace workspace(*first);
+    const sm120::Device second = std::move(*first);
+    first.reset();
+    workspace.reserve(1000);
+    TRUE(workspace.address() != 0);
+}
+
 int main(int argc, char **argv) {
     const char *const name = argc > 1 ? argv[1] : "virtual";
     const sm120::Device device(name);
     test_memory(device);
     test_devices(name);
     test_workspace(device);
+    test_workspace_of_a_moved_device(name);
     return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -76,8 +76,10 @@ def test_the_kernel_has_the_errors_of_its_format(
 ) -> None:
     q, k, v = inputs(rng, 200)
     found = errors_of(q, k, v, precision, causal=causal, device=device)
-    assert 0.7 <= found.kernel.o / found.model.o <= 1.3
-    assert 0.7 <= found.kernel.lse / found.model.lse <= 1.3
+    # NVFP4 kernels take other means off q than the model.
+    most = 1.3 if precision.startswith("nvfp4") else 1.05
+    assert 1 / most <= found.kernel.o / found.model.o <= most
+    assert 1 / most <= found.kernel.lse / found.model.lse <= most
     assert found.kernel.o <= found.kernel.worst_row <= 1
     assert 0 < found.kernel.cosine < 0.2
     assert np.isnan(found.kernel.scores)

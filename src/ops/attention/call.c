@@ -125,10 +125,6 @@ static sm120_status check_sequences(const sm120_attention_args *args) {
         return fail(SM120_INVALID_ARGUMENT, "past_rows = 0, but %s is given",
                     args->past_k.address != 0 ? "past_k" : "past_v");
     }
-    if (args->past_rows != 0 && (args->past_k.address == 0 || args->past_v.address == 0)) {
-        return fail(SM120_INVALID_ARGUMENT, "past_rows = %" PRId64 " needs %s", args->past_rows,
-                    args->past_k.address == 0 ? "past_k" : "past_v");
-    }
     if (args->alibi_slopes == 0 && args->alibi_batch_stride != 0) {
         return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; without alibi_slopes it must be 0",
                     args->alibi_batch_stride);
