@@ -105,9 +105,12 @@ def attention_cached(
         has = total[..., 0] > 0
         p = p / np.where(total > 0, total, 1)
         lse[b, has] = np.log(total[..., 0][has]) + highest[..., 0][has]
-        # Scores in float32: their products, sums and biases err by parts of the largest of them.
+        parts = np.einsum("thd,nhd->htn", np.abs(q[b].astype(np.float64)), np.abs(k[:, head])) * factor
+        # Scores in float32: their products, sums and biases err by parts of the largest of them, and a product that
+        # cancels by parts of what it adds.
         size = np.abs(np.where(np.isfinite(s), s, 0)).max(-1, initial=0) + np.abs(products).max(-1, initial=0) + softcap
         lse_error[b] = SCORE_ERROR * (1 + size + np.abs(np.where(has, lse[b], 0)))
+        lse_error[b] += 2.0**-24 * abs(parts).max(-1, initial=0)
         value = v[:, head].transpose(1, 0, 2)
         o[b], spread = p @ value, p @ np.abs(value)
         exact = 2 * lse_error[b][..., None] * spread + 1.01 * out_unit * np.abs(o[b]) + 1e-30
