@@ -16,7 +16,7 @@ except ImportError as error:
 LINES = 25  # default number of lines
 WIDTH = 13.0
 SOURCE = 66  # most characters of a line of source
-# Kinds of lines; the first match counts. The colours also differ in grey.
+# Kinds of statements; the first match counts. The colours also differ in grey.
 KINDS: dict[str, tuple[str, Callable[[Counts], bool]]] = {
     "tensor cores": ("#3b0f70", lambda c: c.tensor_flops > 0),
     "global memory, copies": ("#d9660b", lambda c: c.global_accesses > 0 or any("bulk" in path for path in c.bytes)),
@@ -26,9 +26,12 @@ KINDS: dict[str, tuple[str, Callable[[Counts], bool]]] = {
 }
 
 
-def kind_of(counts: Counts) -> str:
-    """Return the kind of a line."""
-    return next(name for name, (_, holds) in KINDS.items() if holds(counts))
+def kind_of(line: Line) -> str:
+    """Return the kind of statements that costs a line the most clocks."""
+    clocks = dict.fromkeys(KINDS, 0.0)
+    for one in line.statements:
+        clocks[next(name for name, (_, holds) in KINDS.items() if holds(one.counts))] += one.clocks
+    return max(clocks, key=lambda name: clocks[name])
 
 
 def note(line: Line, whole: float) -> str:
@@ -49,20 +52,21 @@ def hottest_lines(profile: Profile, title: str, count: int, path: Path) -> None:
     lines, whole = profile.hottest(count), sum(line.clocks for line in profile.lines)
     figure = Figure(figsize=(WIDTH, 1.5 + 0.3 * max(4, len(lines))), layout="constrained")
     axes = figure.add_subplot()
-    kinds = [kind_of(line.counts) for line in lines]
-    bars = axes.barh(
+    kinds = [kind_of(line) for line in lines]
+    axes.barh(
         range(len(lines)),
         [line.clocks for line in lines],
         color=[KINDS[kind][0] for kind in kinds],
         height=0.75,
     )
-    axes.bar_label(bars, [note(line, whole) for line in lines], padding=4, fontsize=8)
+    for y, line in enumerate(lines):  # beside the axes, where the layout makes room for them
+        axes.text(1.01, y, note(line, whole), transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     axes.set_yticks(range(len(lines)), labels(lines), fontfamily="monospace", fontsize=7.5)
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.invert_yaxis()
     axes.margins(y=0.01)
-    axes.set_xlim(0, max((line.clocks for line in lines), default=1) * 1.4)
+    axes.set_xlim(0, max((line.clocks for line in lines), default=1))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("clocks of the busiest unit of one SM (issue, shared memory, sectors, tensor cores)")
     axes.spines[["top", "right"]].set_visible(False)
