@@ -76,8 +76,8 @@ def test_the_kernel_has_the_errors_of_its_format(
 ) -> None:
     q, k, v = inputs(rng, 200)
     found = errors_of(q, k, v, precision, causal=causal, device=device)
-    # NVFP4 kernels take other means off q than the model.
-    most = 1.3 if precision.startswith("nvfp4") else 1.05
+    # Kernels round a narrow P relative to the highest score so far, the model relative to the highest of the row.
+    most = 1.05 if precision in {"f16", "bf16", "mxfp8_f16", "mxfp8_bf16"} else 1.3
     assert 1 / most <= found.kernel.o / found.model.o <= most
     assert 1 / most <= found.kernel.lse / found.model.lse <= most
     assert found.kernel.o <= found.kernel.worst_row <= 1
