@@ -230,19 +230,32 @@ def _row_of_splits(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [("splits", f"{splits['splits']} of a tile", f"of those from tile {splits['first']:,} on; added up behind")]
 
 
+def _rows_of_products(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the row of the rate, if there are matrix products."""
+    note = found["problem"] or "flop of the matrix instructions"
+    return [("rate", f"{found['tflops']} TFLOP/s", note)] if found["tflops"] else []
+
+
+def _rows_of_rounds(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the rows of the main loop, if there is one."""
+    each, rest = (f"{found[name]:,} clocks" for name in ("clocks_per_round", "clocks_outside_rounds"))
+    rows = [
+        ("round", each, "of an SM, for one round of the main loop of one CTA"),
+        ("outside", rest, "of a CTA, before and after its rounds"),
+    ]
+    return rows if found["rounds"] else []
+
+
 def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
     """Print the prediction."""
     title = f"{demangled(found['kernel'])} on {chip['name']}: a prediction from its machine code"
     print(f"{title}; docs/explanation/model.md says how accurate it is")
     rows = [
         ("time", f"{found['microseconds']:,} us", f"{found['clocks']:,} clocks at {found['mhz']:g} MHz"),
-        *([("rate", f"{found['tflops']} TFLOP/s", found["problem"] or "flop of the matrix instructions")]
-          if found["tflops"] else []),
+        *_rows_of_products(found),
         ("launch", f"{found['ctas']:,} CTAs", f"{found['ctas_per_sm']} on an SM, {found['warps']} warps compute"),
         *_row_of_splits(found),
-        *([("round", f"{found['clocks_per_round']:,} clocks", "of an SM, for one round of the main loop of one CTA"),
-           ("outside", f"{found['clocks_outside_rounds']:,} clocks", "of a CTA, before and after its rounds")]
-          if found["rounds"] else []),
+        *_rows_of_rounds(found),
         ("L2", f"{found['l2_gbs']:,} GB/s", _limit(found, "l2", chip)),
         ("DRAM", f"{found['dram_gbs']:,} GB/s", _limit(found, "dram", chip))
         if found["dram_known"]

@@ -197,6 +197,7 @@ class Kernel:
             )
         if model.handovers.guessed:
             self.missing.append("the code does not tell the bytes that producers copy: L2 and DRAM may bound the time")
+        self._check_copies(model)
         self._check_frame(model, self.file.image)
 
     def _check_frame(self, model: KernelModel, image: bytes) -> None:
@@ -239,9 +240,9 @@ class Kernel:
             return 0.0
         return found
 
-    def check_copies(self, model: KernelModel) -> None:
+    def _check_copies(self, model: KernelModel) -> None:
         """Note bulk copies whose bytes are unknown: stores, and loads of which no ring tells the bytes."""
-        if self.file is None or (model.recording and model.recording.launches[-1].copied is not None):
+        if model.recording and model.recording.launches[-1].copied is not None:
             return
         bases = [one.opcode for one in model.function.instructions if one.is_copy]
         stores = [name for name in bases if _COPY_STORE.match(name)]
@@ -343,7 +344,6 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
         rounds = of_keys.rounds(record, problem)
     held = problem.tensor_bytes(record) if problem else 0
     kernel.check(model)
-    kernel.check_copies(model)
     others = kernel.others(model, rounds)
     dram = kernel.dram_bytes(model, rounds, others)
     again = kernel.reread_bytes(model, len(rounds), held if dram is None else dram)

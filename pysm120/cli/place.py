@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from pysm120.observe.watch import Instruction
+from pysm120.observe.watch import Instruction, place_of
 from pysm120.runtime.errors import InvalidArgumentError
 
 
@@ -49,4 +49,4 @@ def is_at(instruction: Instruction, place: Place | None) -> bool:
 def shown(instruction: Instruction, path: str) -> str:
     """Return FILE:LINE of an instruction; for PTX without markers, FILE has no folder."""
     file = Path(path).name if instruction.file == path else instruction.file
-    return f"{file}:{instruction.line}" + (f", inlined at {instruction.origin}" if instruction.origin else "")
+    return place_of(file, instruction.line, instruction.origin)

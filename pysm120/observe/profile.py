@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pysm120.observe.watch import origin_of, place_of
 from pysm120.runtime.context import Context
 from pysm120.runtime.ffi import PACKAGE, check, ffi, lib, new_struct, text
 
@@ -187,7 +188,7 @@ class Line:
     @property
     def place(self) -> str:
         """File and line, as in messages."""
-        return f"{self.file}:{self.line}" + (f", inlined at {self.origin}" if self.origin else "")
+        return place_of(self.file, self.line, self.origin)
 
     @property
     def short_place(self) -> str:
@@ -377,5 +378,4 @@ def _read(pointer: Any) -> Iterable[Statement]:
         reuse = {least: int(n) for least, n in zip(REUSE_BYTES, row.global_reuse, strict=True) if n}
         counts = Counts(**{name: int(getattr(row, name)) for name in NUMBERS}, bytes=moved, global_reuse=reuse)
         place = text(row.file), row.line, row.row
-        origin = f"{text(row.from_file)}:{row.from_line}" if row.from_line else ""
-        yield Statement(text(row.kernel), row.index, *place, text(row.text), text(row.opcode), counts, origin)
+        yield Statement(text(row.kernel), row.index, *place, text(row.text), text(row.opcode), counts, origin_of(row))

@@ -36,6 +36,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
 BYTES = {"b128": _WIDE, "f16x2": 4, "bf16x2": 4, "tf32": 4, "f32x2": 8} | {k: v.itemsize for k, v in DTYPES.items()}
 
 
+def place_of(file: str, line: int, origin: str) -> str:
+    """Return FILE:LINE as faults write it, of inlined code with the line of the kernel that called it."""
+    return f"{file}:{line}" + (f", inlined at {origin}" if origin else "")
+
+
 @dataclasses.dataclass(frozen=True)
 class Instruction:
     """The source of an instruction.
@@ -59,7 +64,7 @@ class Instruction:
     @property
     def place(self) -> str:
         """FILE:LINE, of inlined code also the line that called it."""
-        return f"{self.file}:{self.line}" + (f", inlined at {self.origin}" if self.origin else "")
+        return place_of(self.file, self.line, self.origin)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,11 +194,15 @@ def _clean(source: str) -> str:
     return " ".join(" ".join(parts).split())
 
 
+def origin_of(raw: Any) -> str:
+    """Return FILE:LINE of the line of the kernel that called inlined code, as a struct of C has it, else ""."""
+    return f"{text(raw.from_file)}:{raw.from_line}" if raw.from_line else ""
+
+
 def _instruction(raw: Any) -> Instruction:
     source = ffi.buffer(raw.text, raw.text_bytes)[:].decode("utf-8", "replace")
     statement = "ret" if source == "}" else _clean(source)
-    origin = f"{text(raw.from_file)}:{raw.from_line}" if raw.from_line else ""
-    return Instruction(text(raw.file), raw.line, statement, raw.text_line, origin)
+    return Instruction(text(raw.file), raw.line, statement, raw.text_line, origin_of(raw))
 
 
 def _register(raw: Any) -> Register:

@@ -117,15 +117,11 @@ static sm120_status check_lists(const sm120_kv_cache_append_args *args, struct c
                     "; without slots and page table each sequence has a page, so it must be batch = %" PRId64,
                     args->pages, args->batch);
     }
-    if (args->page_table != 0) {
-        const sm120_status status = check_size("table_pages", args->table_pages, INT32_MAX);
-        if (status != SM120_OK) {
-            return status;
-        }
-    }
-    if (args->page_table == 0 && args->table_pages != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "table_pages = %" PRId64 "; without page_table it must be 0",
-                    args->table_pages);
+    const sm120_status of_table = args->page_table != 0
+                                      ? check_size("table_pages", args->table_pages, INT32_MAX)
+                                      : check_needs("table_pages", args->table_pages, "page_table", false);
+    if (of_table != SM120_OK) {
+        return of_table;
     }
     entries = args->batch * args->table_pages; /* both are below 2^31 */
     tokens = args->batch * args->rows;

@@ -20,6 +20,12 @@ sm120_status check_size(const char *name, int64_t value, int64_t max) {
     return SM120_OK;
 }
 
+sm120_status check_needs(const char *name, int64_t value, const char *owner, bool is_given) {
+    return value == 0 || is_given
+               ? SM120_OK
+               : fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; without %s it must be 0", name, value, owner);
+}
+
 sm120_status check_shape(const struct shape *shape, const char *rows_name, int64_t rows_max) {
     sm120_status status = check_size("batch", shape->batch, INT32_MAX);
     status = status == SM120_OK ? check_size("heads", shape->heads, INT32_MAX) : status;

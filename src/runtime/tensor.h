@@ -28,6 +28,9 @@ enum tensor_role { TENSOR_INPUT, TENSOR_OUTPUT, TENSOR_SPREAD }; /* SPREAD: an i
 /* Check that `value` is from 1 to `max`: a smaller value is invalid, a larger one is not supported. */
 sm120_status check_size(const char *name, int64_t value, int64_t max);
 
+/* Check that an option is 0 if what it belongs to is not given. */
+sm120_status check_needs(const char *name, int64_t value, const char *owner, bool is_given);
+
 /* Check that batch * heads, rows and head_dim are numbers that kernels can count with. */
 sm120_status check_shape(const struct shape *shape, const char *rows_name, int64_t rows_max);
 

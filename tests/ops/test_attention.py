@@ -144,7 +144,7 @@ OPERATION = Operation(
         Wrong("v_head_dim", 12, "WORKSPACE_TOO_SMALL", "workspace_bytes"),
         Wrong("v_head_dim", 264, "UNSUPPORTED", "v_head_dim = 264"),
         Wrong("window", 4, "INVALID_ARGUMENT", "window = 4"),
-        Wrong("window_left", 5, "INVALID_ARGUMENT", "window_left = 5; without bit 1 of window it must be 0"),
+        Wrong("window_left", 5, "INVALID_ARGUMENT", "window_left = 5; without WINDOW_LEFT (1) in window it must be 0"),
         Wrong("past_k.address", 1 << 20, "INVALID_ARGUMENT", "past_rows = 0, but past_k is given"),
         Wrong("past_rows", 3, "INVALID_ARGUMENT", "past_rows = 3 needs past_k"),
         Wrong("alibi_batch_stride", 4, "INVALID_ARGUMENT", "alibi_batch_stride = 4; without alibi_slopes it must be 0"),

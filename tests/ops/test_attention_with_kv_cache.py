@@ -273,7 +273,9 @@ OPERATION = Operation(
         Wrong("v.dtype", 0, "INVALID_ARGUMENT", "v.dtype"),
         Wrong("o.dtype", lib.SM120_E4M3, "UNSUPPORTED", "o.dtype"),
         Wrong("q.address", 0, "INVALID_ARGUMENT", "q.address = 0"),
-        Wrong("window_right", 3, "INVALID_ARGUMENT", "window_right = 3; without bit 2 of window it must be 0"),
+        Wrong(
+            "window_right", 3, "INVALID_ARGUMENT", "window_right = 3; without WINDOW_RIGHT (2) in window it must be 0"
+        ),
         Wrong("k.address", 1, "MISALIGNED", "k.address"),
         Wrong("v.address", 0, "INVALID_ARGUMENT", "v.address = 0"),
         Wrong("o.address", 0, "INVALID_ARGUMENT", "o.address = 0"),

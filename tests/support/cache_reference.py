@@ -109,8 +109,9 @@ def attention_cached(
         # Scores in float32: their products, sums and biases err by parts of the largest of them, and a product that
         # cancels by parts of what it adds.
         size = np.abs(np.where(np.isfinite(s), s, 0)).max(-1, initial=0) + np.abs(products).max(-1, initial=0) + softcap
-        lse_error[b] = SCORE_ERROR * (1 + size + np.abs(np.where(has, lse[b], 0)))
-        lse_error[b] += 2.0**-24 * abs(parts).max(-1, initial=0)
+        # It is the larger of the two, so that a product that does not cancel has no more room than it had.
+        large = SCORE_ERROR * (1 + size + np.abs(np.where(has, lse[b], 0)))
+        lse_error[b] = np.maximum(large, 2.0**-25 * np.abs(parts).max(-1, initial=0))
         value = v[:, head].transpose(1, 0, 2)
         o[b], spread = p @ value, p @ np.abs(value)
         exact = 2 * lse_error[b][..., None] * spread + 1.01 * out_unit * np.abs(o[b]) + 1e-30

@@ -62,17 +62,18 @@ static sm120_status check_scores(const sm120_attention_args *args) {
                     args->window, SM120_WINDOW_LEFT, SM120_WINDOW_RIGHT);
     }
     const struct {
-        const char *name;
+        const char *name, *bit_name;
         uint32_t bit;
         int64_t value;
-    } sides[] = {{"window_left", SM120_WINDOW_LEFT, args->window_left},
-                 {"window_right", SM120_WINDOW_RIGHT, args->window_right}};
+    } sides[] = {{"window_left", "WINDOW_LEFT (1) in window", SM120_WINDOW_LEFT, args->window_left},
+                 {"window_right", "WINDOW_RIGHT (2) in window", SM120_WINDOW_RIGHT, args->window_right}};
     for (int i = 0; i < 2; ++i) {
-        if ((args->window & sides[i].bit) == 0 && sides[i].value != 0) {
-            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; without bit %" PRIu32 " of window it must be 0",
-                        sides[i].name, sides[i].value, sides[i].bit);
+        const bool has_side = (args->window & sides[i].bit) != 0;
+        const sm120_status status = check_needs(sides[i].name, sides[i].value, sides[i].bit_name, has_side);
+        if (status != SM120_OK) {
+            return status;
         }
-        if ((args->window & sides[i].bit) != 0 && sides[i].value < 0) {
+        if (has_side && sides[i].value < 0) {
             return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; it must be at least 0", sides[i].name,
                         sides[i].value);
         }
@@ -101,14 +102,11 @@ static sm120_status check_sequences(const sm120_attention_args *args) {
     } packed[] = {{"q_total", "cu_seqlens_q", "q_rows", args->cu_seqlens_q, args->q_total, args->q_rows},
                   {"kv_total", "cu_seqlens_k", "kv_rows", args->cu_seqlens_k, args->kv_total, args->kv_rows}};
     for (int i = 0; i < 2; ++i) {
-        const sm120_status status =
-            packed[i].starts != 0 ? check_size(packed[i].name, packed[i].total, ROWS_MAX) : SM120_OK;
+        const sm120_status status = packed[i].starts != 0
+                                        ? check_size(packed[i].name, packed[i].total, ROWS_MAX)
+                                        : check_needs(packed[i].name, packed[i].total, packed[i].starts_name, false);
         if (status != SM120_OK) {
             return status;
-        }
-        if (packed[i].starts == 0 && packed[i].total != 0) {
-            return fail(SM120_INVALID_ARGUMENT, "%s = %" PRId64 "; without %s it must be 0", packed[i].name,
-                        packed[i].total, packed[i].starts_name);
         }
     }
     if (args->past_rows < 0 || args->past_rows > ROWS_MAX - args->kv_rows) {
@@ -125,16 +123,12 @@ static sm120_status check_sequences(const sm120_attention_args *args) {
         return fail(SM120_INVALID_ARGUMENT, "past_rows = 0, but %s is given",
                     args->past_k.address != 0 ? "past_k" : "past_v");
     }
-    if (args->alibi_slopes == 0 && args->alibi_batch_stride != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; without alibi_slopes it must be 0",
-                    args->alibi_batch_stride);
-    }
     if (args->alibi_slopes != 0 &&
         (args->alibi_batch_stride < 0 || args->alibi_batch_stride > INT32_MAX / args->batch)) {
         return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; it must be 0 or heads = %" PRId64,
                     args->alibi_batch_stride, args->heads);
     }
-    return SM120_OK;
+    return check_needs("alibi_batch_stride", args->alibi_batch_stride, "alibi_slopes", args->alibi_slopes != 0);
 }
 
 /* Check the mask, and find its extent in bytes. */
@@ -233,8 +227,10 @@ static sm120_status check_scales(struct attention *call, uint32_t dtype) {
         return fail(SM120_INVALID_ARGUMENT, "q_scale_by_kv_head = %" PRIu32 "; it must be 0 or 1",
                     args->q_scale_by_kv_head);
     }
-    if (args->q_scale_by_kv_head != 0 && args->q_scale.address == 0) {
-        return fail(SM120_INVALID_ARGUMENT, "q_scale_by_kv_head = 1; without q_scale it must be 0");
+    const sm120_status of_q =
+        check_needs("q_scale_by_kv_head", args->q_scale_by_kv_head, "q_scale", args->q_scale.address != 0);
+    if (of_q != SM120_OK) {
+        return of_q;
     }
     for (int i = 0; i < ATTENTION_SCALES; ++i) {
         if (list[i].given->address == 0) {

@@ -148,7 +148,7 @@ sm120_status attention_check_tensors(struct attention *call, const struct precis
     const struct tensor *first = NULL;
     sm120_status status = SM120_OK;
     for (int i = 0; i < (args->past_rows == 0 ? ATTENTION_PAST_K : ATTENTION_OPERANDS) && status == SM120_OK; ++i) {
-        if (i >= ATTENTION_PAST_K && list[i].given->dtype == 0) {
+        if (i >= ATTENTION_PAST_K && list[i].given->dtype == 0 && list[i].given->address == 0) {
             return fail(SM120_INVALID_ARGUMENT, "past_rows = %" PRId64 " needs %s", args->past_rows, list[i].name);
         }
         status = check_operand(call, precision, list + i, &first);

@@ -127,13 +127,14 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
         return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; it must be 0 or heads = %" PRId64,
                     args->alibi_batch_stride, args->heads);
     }
-    if (status == SM120_OK && args->alibi_slopes == 0 && args->alibi_batch_stride != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "alibi_batch_stride = %" PRId64 "; without alibi_slopes it must be 0",
-                    args->alibi_batch_stride);
-    }
-    if (status == SM120_OK && args->tree_mask == 0 && args->tree_mask_batch_stride != 0) {
-        return fail(SM120_INVALID_ARGUMENT, "tree_mask_batch_stride = %" PRId64 "; without tree_mask it must be 0",
-                    args->tree_mask_batch_stride);
+    const struct {
+        const char *name, *owner;
+        int64_t stride;
+        sm120_address address;
+    } strides[] = {{"alibi_batch_stride", "alibi_slopes", args->alibi_batch_stride, args->alibi_slopes},
+                   {"tree_mask_batch_stride", "tree_mask", args->tree_mask_batch_stride, args->tree_mask}};
+    for (int i = 0; i < 2 && status == SM120_OK; ++i) {
+        status = check_needs(strides[i].name, strides[i].stride, strides[i].owner, strides[i].address != 0);
     }
     const int64_t tree_bytes = args->q_rows * args->q_rows; /* below 2^60 */
     if (status == SM120_OK && args->tree_mask_batch_stride != 0 && args->tree_mask_batch_stride != tree_bytes) {

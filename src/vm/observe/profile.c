@@ -135,7 +135,8 @@ static bool is_table_of(const struct profile_kernel *kernel, const struct CUfunc
         const struct place *place = &f->places[pc];
         if (n == kernel->length || kernel->rows[n].line != place->line ||
             kernel->rows[n].opcode != statement_opcode(f, pc) || strcmp(kernel->rows[n].file, place->file) != 0 ||
-            kernel->rows[n].from_line != place->from_line) {
+            kernel->rows[n].from_line != place->from_line ||
+            (place->from_file != NULL && strcmp(kernel->rows[n].from_file, place->from_file) != 0)) {
             return false;
         }
     }
