@@ -277,9 +277,9 @@ def attention_with_kv_cache(
     The launches do not depend on lengths and page numbers, so a captured call may
     be replayed after these have changed.
 
-    With T above 128, and below where it is estimated to be faster, the kernels of
-    `attention` compute the call, unless `tree_mask` or `num_splits` is given. They
-    read pages and narrow caches from a copy in the workspace.
+    With many tokens, where it is estimated to be faster, the kernels of `attention`
+    compute the call, unless `tree_mask` or `num_splits` is given. They read pages
+    and narrow caches from a copy in the workspace.
 
     """
     one_of(cache_layout, "cache_layout", ("NHD", "HND"))

@@ -72,8 +72,7 @@ def kernels_of(
 
 
 # The chip, the form of the cache, the heads that share a kv head, CTAs of 128 rows for each multiprocessor, and the
-# tokens at which the kernels of attention take over, as chunk.c's comment has them or by its formula; 129: the last
-# number up to which the other kernel is faster.
+# tokens at which the kernels of attention take over, as chunk.c's comment has them or by its formula.
 CHOICES = [
     (SM120, "dense", 4, 1, 33),
     (SM120, "dense", 1, 1, 33),
@@ -82,16 +81,16 @@ CHOICES = [
     (HOPPER, "dense", 1, 1, 33),
     (SM120, "paged", 4, 1, 61),
     (SM120, "paged", 8, 1, 49),
-    (SM120, "paged", 1, 1, 129),
-    (HOPPER, "paged", 4, 1, 81),
-    (HOPPER, "paged", 1, 1, 129),
-    (SM120, "e4m3", 4, 1, 129),
+    (SM120, "paged", 1, 1, 193),
+    (HOPPER, "paged", 4, 1, 73),
+    (HOPPER, "paged", 1, 1, 177),
+    (SM120, "e4m3", 4, 1, 241),
     (SM120, "mxfp8", 8, 1, 121),
     (SM120, "nvfp4", 8, 1, 121),
     (HOPPER, "mxfp8", 4, 1, 61),
     (HOPPER, "nvfp4", 1, 1, 113),
-    (SM120, "dense", 4, 0, 129),
-    (HOPPER, "paged", 4, 0, 129),
+    (SM120, "dense", 4, 0, 197),
+    (HOPPER, "paged", 4, 0, 241),
 ]
 
 

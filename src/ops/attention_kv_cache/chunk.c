@@ -69,8 +69,8 @@ static int64_t copied_at_once(const struct cached *call) {
     return batch;
 }
 
-/* Whether sm120_attention's kernels take less time than the kernel whose CTAs have 16 rows each, or 8. Up to MOST_ROWS
- * both are estimated, as clocks of all multiprocessors. The unit is what one needs to read the K and V of 64 keys and a
+/* Whether sm120_attention's kernels take less time than the kernel whose CTAs have 16 rows each, or 8: both are
+ * estimated, as clocks of all multiprocessors. The unit is what one needs to read the K and V of 64 keys and a
  * head in 16 bits from the L2, a reading. All terms are proportional to the head sizes, so these cancel.
  *
  * The kernel of few rows reads all K and V of a head in each CTA, and splits fill the chip. A tile of 64 keys costs
@@ -87,18 +87,20 @@ static int64_t copied_at_once(const struct cached *call) {
  * RTX 5090: 5,000 GB/s of the L2 are 12.2 bytes a clock of a multiprocessor, 1,509 of DRAM 3.69. For 64 keys and each
  * column of a head a reading takes 256 bytes / 12.2 = 21 clocks, 128 rows 65.6 (timing model) = 3.1 readings, a copy of
  * 16 bits 512 / 3.69 = 139 = 6.6 readings, of 8 bits 384 / 3.69 = 104 = 5.0. H200: 45 bytes (10.4 TB/s, measured at 16
- * x 8192 keys and 64 tokens) and 17.5; 5.7 clocks a reading, 22 = 3.9 readings, 29 = 5.1 and 22 = 3.9. A CTA takes
- * about 2 readings outside of its tiles, two more launches take 3.
+ * x 8192 keys and 64 tokens) and 17.5; 5.7 clocks a reading, up to 64 rows 16 = 2.8 readings, 29 = 5.1 and 22 = 3.9. On
+ * an H100 128 rows take as long as 3.4 readings: 8192 keys of one sequence, 32 heads of q and 8 of k, 188 us with 129
+ * to 512 tokens, the kernel of few rows 112 with 130 and 179 with 192. A CTA takes about 2 readings outside of its
+ * tiles, two more launches take 3.
  *
- * On a full chip, with groups of 4 heads, the others take over at 33 tokens (H200: 45), in pages of 16 bits at 61 to 64
- * and at 77 (81), with 8 bits behind 128 (61). With fewer heads than multiprocessors they take over later. All above
- * MOST_ROWS use them, because long prompts fill the chip; one sequence of 129 to 264 rows and 32 heads pays for it with
- * up to twice the time. Nothing of this was measured on SM120. */
+ * On a full chip, with groups of 4 heads, the others take over at 33 tokens (Hopper: 45), in pages of 16 bits at 61 to
+ * 64 and at 77 (73), with 8 bits at 241 to 256 and from 337 on in most cases (61). With fewer heads than
+ * multiprocessors they take over later: for one sequence and 32 heads at 265 (225). Nothing of this was measured on
+ * SM120. Above TILE_ROWS and below MANY_KEYS, where no call was measured, the others compute all. */
 static bool is_faster_in_tiles_of_128(const struct device *device, const struct cached *call) {
-    enum { MOST_ROWS = 128, HALF_ROWS = 64, KEYS = 64 };
+    enum { TILE_ROWS = 128, HALF_ROWS = 64, KEYS = 64, MANY_KEYS = 1024 };
     static const struct {
-        double whole, copied, narrow_copied, narrow;
-    } costs[] = {{3.1, 6.6, 5.0, 0.5}, {3.9, 5.1, 3.9, 1.0}}; /* SM120, Hopper */
+        double whole, half, copied, narrow_copied, narrow;
+    } costs[] = {{3.1, 2.2, 6.6, 5.0, 0.5}, {3.4, 2.8, 5.1, 3.9, 1.0}}; /* SM120, Hopper */
     const double outside = 2, launches = 3;
     const sm120_attention_with_kv_cache_args *const args = call->args;
     const int64_t is_hopper = device->info.capability_major == HOPPER, sms = device->info.multiprocessors;
@@ -107,16 +109,17 @@ static bool is_faster_in_tiles_of_128(const struct device *device, const struct 
     const int64_t rows = is_wide && (call->is_narrow || !call->is_ready) ? 8 : 16;
     const double row_tiles = (double)(in_steps(args->heads / args->kv_heads * args->q_rows, rows) / rows);
     const double key_tiles = (double)(in_steps(call->kv_rows, KEYS) / KEYS), all = (double)sms;
-    const double whole = costs[is_hopper].whole * (args->q_rows <= HALF_ROWS ? 0.5 / 0.7 : 1.0);
+    const double whole = args->q_rows <= HALF_ROWS ? costs[is_hopper].half : costs[is_hopper].whole;
     const double copied = call->is_narrow ? costs[is_hopper].narrow_copied : costs[is_hopper].copied;
     const double few = key_tiles * (double)pairs * row_tiles / all * (call->is_narrow ? costs[is_hopper].narrow : 1.0);
     const int64_t at_once = is_copied(call) ? copied_at_once(call) : args->batch;
     const double groups = (double)((args->batch + at_once - 1) / at_once);
-    const double waves = groups * (double)((at_once * args->heads + sms - 1) / sms);
+    const int64_t ctas = at_once * args->heads * (in_steps(args->q_rows, TILE_ROWS) / TILE_ROWS);
+    const double waves = groups * (double)((ctas + sms - 1) / sms);
     const double many = waves * (key_tiles * whole + outside);
     const double of_keys = key_tiles * (double)pairs / all * copied;
     const double copies = is_copied(call) || !call->is_ready ? groups * launches + of_keys : 0;
-    return args->q_rows > MOST_ROWS || many + copies < few;
+    return (args->q_rows > TILE_ROWS && call->kv_rows < MANY_KEYS) || many + copies < few;
 }
 
 bool cached_is_chunk(const struct device *device, const struct cached *call) {

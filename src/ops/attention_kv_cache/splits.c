@@ -6,40 +6,54 @@
 #include "ops/resident.h"
 
 enum {
-    LEAST_KEYS = 256,  /* of a part */
     MOST_SPLITS = 256, /* the merge reads them one after the other */
     STEP = 64          /* keys that a CTA reads at a time */
 };
 
-/* The CTAs that make a multiprocessor busy. In 16 bits one has enough copies in flight; the conversions of 8 bits need
- * two, those of MXFP8 four up to head size 128, those of NVFP4 all that are resident. */
+/* The CTAs that make a multiprocessor busy: two, those of MXFP8 four up to head size 128, those of NVFP4 all that are
+ * resident. */
 static int64_t needed_ctas(const struct cached *call, int64_t resident) {
     const bool has_blocks = call->k.tensor[CACHE_BLOCKS].address != 0 || call->v.tensor[CACHE_BLOCKS].address != 0;
     const bool has_nvfp4 = call->k.form == KV_FORMAT_NVFP4 || call->v.form == KV_FORMAT_NVFP4;
-    const int64_t needed = !call->is_narrow ? 1 : has_blocks && kernel_records[call->kernel].head_dim <= 128 ? 4 : 2;
+    const int64_t needed = has_blocks && kernel_records[call->kernel].head_dim <= 128 ? 4 : 2;
     return has_nvfp4 || needed > resident ? resident : needed;
 }
 
-/* The number of parts that takes the least time, by this estimate in steps of a CTA alone on a multiprocessor: CTAs run
- * in waves; those of a multiprocessor share its speed, but fewer than `needed` leave some of it unused; each begins and
- * ends in the time of `start` steps. */
+/* The rest of the estimate, in steps of a CTA that is alone on a multiprocessor: for 64 keys in 16 bits it takes 1,340
+ * clocks. Meanwhile the memory of an H100 delivers 66 such steps, that of an RTX 5090 33 by its data sheet. If some
+ * multiprocessors have a CTA more than others, memory is idle at the end: 96 or 160 CTAs on 132 multiprocessors take 8
+ * % longer than 64, 128 or 256. A merge takes two steps, and 0.2 more for each part. All measured on an H100,
+ * 2026-11-27; a multiprocessor full of CTAs takes half as long for a step. */
+static const double memory_of_multiprocessor[] = {0.2, 0.5}; /* SM120, Hopper */
+static const double uneven = 0.2, merge = 2, merge_of_part = 0.2, of_lone = 2;
+
+/* The number of parts that takes the least time, by this estimate in steps of a full multiprocessor: CTAs run in waves;
+ * those of a multiprocessor share its speed, but fewer than `needed` leave some of it unused; each begins and ends in
+ * the time of `start` steps. Memory may take longer. */
 int64_t cached_splits(const struct device *device, const struct cached *call) {
     const int64_t sms = device->info.multiprocessors, start = call->is_narrow ? 3 : 2;
     const struct kernel_record *const record = kernel_records + call->kernel;
     const int64_t resident = resident_ctas(device, record, record->shared), needed = needed_ctas(call, resident);
-    const int64_t ctas = call->args->batch * call->args->kv_heads * call->row_tiles;
-    const int64_t longest = (call->kv_rows + LEAST_KEYS - 1) / LEAST_KEYS;
-    const int64_t most = longest < MOST_SPLITS ? longest : MOST_SPLITS;
+    const int64_t pairs = call->args->batch * call->args->kv_heads;
+    const int64_t all = (call->kv_rows + STEP - 1) / STEP, most = all < MOST_SPLITS ? all : MOST_SPLITS;
+    const double of_16_bits = call->k.form == KV_FORMAT_NVFP4 ? 0.28 : call->is_narrow ? 0.5 : 1;
+    const double speed = memory_of_multiprocessor[device->info.capability_major == HOPPER] * (double)sms;
+    const double read = of_16_bits * (double)pairs * (double)all / speed;
     int64_t best = 1;
     double least = INFINITY;
     if (call->args->num_splits > 0) {
         return call->args->num_splits;
     }
     for (int64_t splits = 1; splits <= most; ++splits) {
-        const int64_t full = ctas * splits / (sms * resident), rest = ctas * splits % (sms * resident);
-        const int64_t last = (rest + sms - 1) / sms, steps = (call->kv_rows + STEP * splits - 1) / (STEP * splits);
-        const int64_t shares = full * resident + (rest == 0 ? 0 : last < needed ? needed : last);
-        const double time = (double)shares * (double)(steps + start);
+        const int64_t ctas = pairs * call->row_tiles * splits, steps = (all + splits - 1) / splits;
+        const int64_t full = ctas / (sms * resident), last = (ctas % (sms * resident) + sms - 1) / sms;
+        const int64_t shares = full * resident + (last == 0 || last >= needed ? last : needed);
+        const double computed = (double)shares * (double)(steps + start);
+        const double places = (double)((ctas + sms - 1) / sms * sms);
+        const double idle = 2 * ctas > sms ? uneven * (places / (double)ctas - 1) : 0;
+        const double moved = of_lone * ((double)start + read * (1 + idle));
+        const double merged = splits > 1 ? of_lone * (merge + merge_of_part * (double)splits) : 0;
+        const double time = (computed < moved ? moved : computed) + merged;
         best = time < least ? splits : best;
         least = time < least ? time : least;
     }
