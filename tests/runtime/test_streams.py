@@ -150,6 +150,7 @@ def test_streams_and_events_of_another_device(two: tuple[pysm120.Device, pysm120
     assert not x.numpy().any()
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # of Python 3.15, in a process with threads
 def test_fork_in_a_callback(device: pysm120.Device) -> None:
     """The child goes on with the launch that called back, and with its stream."""
     statuses = []

@@ -24,7 +24,7 @@ TARGETS = {
     "aarch64": Target("aarch64-linux-gnu-gcc", QEMU, "linux-aarch64", "elf64-littleaarch64"),
     "windows": Target("x86_64-w64-mingw32-gcc-posix", ("wine",), "windows-x86_64", "pei-x86-64"),
     "musl": Target("musl-gcc", (), "linux-x86_64-musl", "elf64-x86-64"),
-    "clang": Target("clang", (), "tests-clang", "elf64-x86-64"),
+    "clang": Target(os.environ.get("PYSM120_CLANG", "clang"), (), "tests-clang", "elf64-x86-64"),
 }
 
 

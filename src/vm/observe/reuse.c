@@ -199,7 +199,8 @@ void reuse_read(const struct reuse *reuse, uint32_t ranks,
     for (size_t k = 0; k < reuse->room; ++k) {
         const struct line *const line = &reuse->lines[k];
         for (const struct again *a = line->is_shared ? NULL : line->again; a != NULL; a = a->next) {
-            const double times = SECTOR * each * (double)a->distances / (double)a->sectors / REUSE_LEAST;
+            const double times =
+                (double)SECTOR * each * (double)a->distances / (double)a->sectors / (double)REUSE_LEAST;
             const uint32_t step = power_of((uint64_t)(times * times));
             add(to, a->pc, step < REUSE_STEPS ? step : REUSE_STEPS - 1, a->sectors);
         }
