@@ -722,7 +722,8 @@ SM120_API sm120_status sm120_attention_backward(sm120_device *device, const sm12
  * sm120_attention. Calls of many rows, where it is estimated to be faster, use the kernels of sm120_attention, which
  * read pages and caches in 8 or 4 bits from a copy in the workspace, in q's dtype; calls with tree_mask or num_splits
  * never do. The cache is dense or in pages: k and v are [pages][kv_heads][page_rows][head_dim]. Key n of a sequence is
- * in row n % page_rows of its page n / page_rows. dense         page_table 0: sequence b is page b, and pages = batch
+ * in row n % page_rows of its page n / page_rows.
+ *   dense         page_table 0: sequence b is page b, and pages = batch
  *   table         page_table: i32 [batch][table_pages], kv_lengths: the keys of each sequence
  *   page lists    page_indptr: i32 [batch + 1]; the pages of sequence b are page_table[page_indptr[b]] to
  *                 page_table[page_indptr[b + 1] - 1], of table_pages in all; the last holds last_page[b] keys

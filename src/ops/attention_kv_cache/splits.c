@@ -20,12 +20,13 @@ static int64_t needed_ctas(const struct cached *call, int64_t resident) {
 }
 
 /* The rest of the estimate, in steps of a CTA that is alone on a multiprocessor: for 64 keys in 16 bits it takes 1,340
- * clocks. Meanwhile the memory of an H100 delivers 66 such steps, that of an RTX 5090 33 by its data sheet. If some
- * multiprocessors have a CTA more than others, memory is idle at the end: 96 or 160 CTAs on 132 multiprocessors take 8
- * % longer than 64, 128 or 256. A merge takes two steps, and 0.2 more for each part. All measured on an H100,
- * 2026-11-27; a multiprocessor full of CTAs takes half as long for a step. */
+ * clocks. Meanwhile the memory of an H100 delivers 66 such steps; that of an RTX 5090 33, by its data sheet. If some
+ * multiprocessors have a CTA more than others, memory is idle at the end: 96 or 160 CTAs on 132 multiprocessors take
+ * longer than 64, 128 or 256, by 8 percent. A merge takes two steps, and some for each part. Measured on an H100
+ * (2026-11-27) with 1 to 32 parts in 19 shapes; the share of a part is such that it chooses what was best there, within
+ * 5 percent. A multiprocessor full of CTAs takes half as long for a step. */
 static const double memory_of_multiprocessor[] = {0.2, 0.5}; /* SM120, Hopper */
-static const double uneven = 0.2, merge = 2, merge_of_part = 0.2, of_lone = 2;
+static const double uneven = 0.2, merge = 2, merge_of_part = 0.19, of_lone = 2;
 
 /* The number of parts that takes the least time, by this estimate in steps of a full multiprocessor: CTAs run in waves;
  * those of a multiprocessor share its speed, but fewer than `needed` leave some of it unused; each begins and ends in
