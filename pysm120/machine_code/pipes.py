@@ -56,7 +56,7 @@ _COMPILED = tuple((re.compile(pattern), name) for pattern, name in _RULES)
 
 _MOVES = {"MOV", "UMOV", "R2UR", "CS2R", "S2R", "S2UR", "LDC", "LDCU", "ULDC", "R2P", "P2R", "B2R", "MOVM"}
 _BITS = re.compile(r"\.(128|64)\b")
-_WIDTH = re.compile(r"\.(128|64|[US]8|[US]16)\b")
+_WIDTH = re.compile(r"\.(256|128|64|[US]8|[US]16)\b")
 _NUMBERS = re.compile(r"\.(?:[FUS]|BF)(16|32|64)(?:x(\d))?\b")  # of an addition: their bits, and how many
 _MATRICES = re.compile(r"\.([24])$")
 
@@ -82,7 +82,7 @@ def lane_bytes(one: Instruction) -> int:
     if class_of(one.opcode) not in {"load_global", "store_global", "add_global", "copy_async"}:
         return 0
     width = _WIDTH.search(one.opcode)
-    return {"128": 16, "64": 8, "U8": 1, "S8": 1, "U16": 2, "S16": 2}[width[1]] if width else 4
+    return {"256": 32, "128": 16, "64": 8, "U8": 1, "S8": 1, "U16": 2, "S16": 2}[width[1]] if width else 4
 
 
 def local_bytes(one: Instruction) -> int:
@@ -113,6 +113,13 @@ def wavefronts(one: Instruction) -> int:
 def add_passes(one: Instruction) -> int:
     """Return the passes over the path of shared memory that the bytes of an addition to global memory take."""
     return -(-_LANES * lane_bytes(one) // _PASS_BYTES) if class_of(one.opcode) == "add_global" else 0
+
+
+def l1_passes(one: Instruction) -> int:
+    """Return the passes over the data of L1 that a load or store of global memory takes, if its lanes lie together."""
+    if class_of(one.opcode) not in {"load_global", "store_global"} or one.base in {"ATOM", "ATOMG"}:
+        return 0
+    return -(-_LANES * lane_bytes(one) // _PASS_BYTES)
 
 
 def group_of(one: Instruction) -> str:

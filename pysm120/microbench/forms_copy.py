@@ -1,6 +1,6 @@
 """Copies between global and shared memory: bulk, tensor and cp.async; and bulk reductions to global memory."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,26 @@ ALL = 1 << 20  # more CTAs than a chip has multiprocessors
 WORD = 160  # plus the lane: the words of a tile that are checked
 SWIZZLES = {"none": 0, "32B": 1, "64B": 3, "128B": 7}
 ROUNDS = 4
+
+
+class Rows(NamedTuple):
+    """Rows of a span, in another order than that of the accesses: row n lies where row n * ``factor`` would lie.
+
+    The default factor is 2^32 by the golden ratio: its multiples are far apart, and no two rows have one place.
+    """
+
+    nbytes: int
+    factor: int = 0x9E3779B1
+
+    @property
+    def words(self) -> str:
+        """The end of a form's name."""
+        apart = self.nbytes * self.factor
+        return f", rows of {self.nbytes} bytes" + (f", {apart} bytes apart" if apart < 1 << 16 else "")
+
+    def places(self, at: npt.NDArray[np.int64], span: int) -> npt.NDArray[np.int64]:
+        """Return where offsets in a span lie."""
+        return at // self.nbytes * self.factor * self.nbytes % span + at % self.nbytes
 
 
 def _pattern(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
@@ -222,7 +242,8 @@ def _check_async(
     thread = np.arange(threads)
     for cta in range(ctas):
         step = (trips * bench.form.unroll - 2) * bench.chains  # the last that wrote the first half
-        at = cta * span + (thread * width + step * threads * width) % span
+        at = (thread * width + step * threads * width) % span
+        at = cta * span + (options["rows"].places(at, span) if options["rows"] else at)
         got = words[cta * threads : (cta + 1) * threads, 0]
         if not np.array_equal(got, launcher.pattern(ctas * span)[at // 4]):
             return f"CTA {cta} has {got[0]:#x} in shared memory, not the data"
@@ -231,15 +252,18 @@ def _check_async(
 
 def _cp_async() -> list[Form]:
     forms = []
-    for cache, width, sass in (("ca", 4, r"LDGSTS\.E"), ("ca", 8, r"LDGSTS\.E\.64"), ("ca", 16, r"LDGSTS\.E\.128"),
-                               ("cg", 16, r"LDGSTS\.E\.BYPASS\.128")):  # fmt: skip
+    past_l1 = r"LDGSTS\.E\.BYPASS\.128"
+    for cache, width, sass, rows in (
+        ("ca", 4, r"LDGSTS\.E", None), ("ca", 8, r"LDGSTS\.E\.64", None), ("ca", 16, r"LDGSTS\.E\.128", None), ("cg", 16, past_l1, None),
+        ("cg", 16, past_l1, Rows(32)), ("cg", 16, past_l1, Rows(64)), ("cg", 16, past_l1, Rows(128)),
+    ):  # fmt: skip
         forms.append(Form(
-            name=f"cp.async.{cache}, {width} bytes", group="copy", template="global",
+            name=f"cp.async.{cache}, {width} bytes" + (rows.words if rows else ""), group="copy", template="global",
             lines=(f"cp.async.{cache}.shared.global [tile + SLOT], [address], {width};",), sass={sass: 1, "LDGDEPBAR": (1 / 8, 4)},
             state=Operand("b32"), inputs={"M": Operand("b32", 1, REGION - 1)}, model=lambda words, _: words, amount=LANES * width, unit="byte", chains=(1, 2, 4, 8),
-            warps=(1, 4, 8), unroll=4, besides=5, note="a group for the copies side by side, one group ahead",
+            warps=(1, 4, 8), unroll=4, besides=9 if rows else 5, note="a group for the copies side by side, one group ahead",
             options={
-                "width": width, "span": REGION, "is_cta_wide": True, "data": lambda ctas: ctas * REGION, "check": _check_async,
+                "width": width, "span": REGION, "is_cta_wide": True, "data": lambda ctas: ctas * REGION, "check": _check_async, "rows": rows,
                 "shared": lambda bench, _: 2 * 16 * 256 * bench.chains,
                 "after": ("cp.async.commit_group;", "cp.async.wait_group 1;"),
                 "last": ("cp.async.wait_group 0;", "ld.shared.b32 x_0_0, [tile];"),

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pysm120.microbench.form import LANES, Form, Operand
-from pysm120.microbench.forms_copy import first_difference
+from pysm120.microbench.forms_copy import Rows, first_difference
 from pysm120.microbench.kernel import BenchKernel
 
 LINE = 128
@@ -50,16 +50,23 @@ def _chased(span: int) -> Form:
 
 
 def _streamed(
-    name: str, line: str, sass: str, span: int, *, width: int = 16, oldest: int = 80, stores: bool = False
-) -> Form:
-    """Return the form of loads or stores by all threads of the chip."""
+    name: str, line: str, sass: str, span: int, *, width: int = 16, oldest: int = 80, stores: bool = False, rows: Rows | None = None,
+    wide: bool = False,
+) -> Form:  # fmt: skip
+    """Return the form of loads or stores by all threads of the chip.
+
+    ``wide``: each CTA goes through a span of its own.
+    """
 
     def check(
         launcher: Any, bench: BenchKernel, words: npt.NDArray[np.uint32], ctas: int, warps: int, trips: int
     ) -> str:
         size, threads = launcher.limited(span), ctas * warps * LANES
-        steps = bench.chains * trips * bench.form.unroll
-        at = (np.arange(threads)[:, None] * width + np.arange(steps) * threads * width) % size
+        steps, together = bench.chains * trips * bench.form.unroll, warps * LANES if wide else threads
+        at = (np.arange(threads)[:, None] % together * width + np.arange(steps) * together * width) % size
+        at = rows.places(at, size) if rows else at
+        if wide:
+            at, size = at + np.arange(threads)[:, None] // together * span, ctas * span
         if stores:
             written = np.unique(at)[:, None] // 4 + np.arange(width // 4)
             return "" if (launcher.read(size)[written] == STORED).all() else "the stored words are not in memory"
@@ -71,15 +78,18 @@ def _streamed(
         return "" if np.array_equal(words[:, -1], total) else f"thread 0 read {words[0, -1]:#x}, not {total[0]:#x}"
 
     return Form(
-        name=f"{name}, {text(span)}", group="memory", template="global", lines=(line,), sass=sass,
+        name=f"{name}, {text(span)}" + (" for each CTA" if wide else "") + (rows.words if rows else ""), group="memory", template="global", lines=(line,), sass=sass,
         state=Operand("b32", 1, STORED if stores else 0), inputs={"M": Operand("b32", 1, span - 1)}, model=lambda words, _: words, amount=LANES * width, unit="byte",
-        chains=(4,), warps=(8, 16, 32), unroll=2, has_latency=False, oldest=oldest, besides=6.5 if width == 16 else 8,
-        options={"width": width, "span": span, "data": lambda _: span, "check": check, "writes": stores},
+        chains=(4,), warps=(8, 16, 32), unroll=2, has_latency=False, oldest=oldest, besides={4: 4.5, 16: 6.5, 32: 8}[width] + (4 if rows else 0),
+        options={"width": width, "span": span, "data": lambda ctas: ctas * span if wide else span, "check": check,
+                 "writes": stores, "rows": rows, "is_cta_wide": wide},
     )  # fmt: skip
 
 
 STORED = 0x600DF00D
 LOAD = "{ .reg .b32 r<4>; ld.global.L1::no_allocate.v4.b32 {r0, r1, r2, r3}, [address]; xor.b32 r0, r0, r1; xor.b32 r2, r2, r3; xor.b32 r0, r0, r2; xor.b32 X, X, r0; }"
+LOAD_OF_L1 = LOAD.replace(".L1::no_allocate", ".ca")
+LOAD_4_OF_L1 = "{ .reg .b32 r0; ld.global.ca.b32 r0, [address]; xor.b32 X, X, r0; }"
 LOAD_8 = (
     "{ .reg .b32 r<8>; ld.global.L1::no_allocate.v8.b32 {r0, r1, r2, r3, r4, r5, r6, r7}, [address];"
     + "".join(f" xor.b32 r0, r0, r{i};" for i in range(1, 8)) + " xor.b32 X, X, r0; }"
@@ -124,6 +134,12 @@ def _atomics() -> list[Form]:
 FORMS = [
     *(_chased(span) for span in (16 * KIB, 128 * KIB, 1 * MIB, 8 * MIB, 24 * MIB, 64 * MIB, 512 * MIB)),
     *(_streamed("ld.global.L1::no_allocate.v4.b32", LOAD, r"LDG\.E\.NA\.128", span) for span in (4 * MIB, 16 * MIB, 1024 * MIB)),
+    *(_streamed("ld.global.L1::no_allocate.v4.b32", LOAD, r"LDG\.E\.NA\.128", 16 * MIB, rows=Rows(nbytes)) for nbytes in (32, 64, 128, 512)),
+    *(_streamed("ld.global.ca.v4.b32", LOAD_OF_L1, r"LDG\.E\.128(\.STRONG.*)?", 16 * KIB, rows=rows, wide=True)
+      for rows in (Rows(512), Rows(32), Rows(32, 4), Rows(16, 8))),
+    *(_streamed("ld.global.ca.b32", LOAD_4_OF_L1, r"LDG\.E(\.STRONG.*)?", 16 * KIB, width=4, rows=rows, wide=True)
+      for rows in (Rows(128), Rows(16), Rows(4), Rows(16, 8), Rows(16, 9), Rows(4, 32), Rows(4, 33))),
+    _streamed("st.global.v4.b32", STORE, r"STG\.E\.128", 16 * MIB, stores=True, rows=Rows(32)),
     *(_streamed("ld.global.L1::no_allocate.v8.b32", LOAD_8, r"LDG\.E\.(NA\.ENL2|ENL2\.NA|NA\.?ENL2)\.256", span, width=32, oldest=100) for span in (16 * MIB, 1024 * MIB)),
     *(_streamed("st.global.v4.b32", STORE, r"STG\.E\.128", span, stores=True) for span in (4 * MIB, 16 * MIB, 1024 * MIB)),
     *_atomics(),

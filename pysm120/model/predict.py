@@ -187,7 +187,7 @@ def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
     paths = model.paths
 
     def passes(steps: Sequence[Step]) -> tuple[float, float]:
-        taken = [step for step in steps if step.wavefronts and not step.added]
+        taken = [step for step in steps if step.wavefronts and pipes.wavefronts(paths.sources[step.place])]
         ideal = sum(pipes.wavefronts(paths.sources[step.place]) for step in taken)
         return sum(step.wavefronts for step in taken), ideal
 

@@ -31,6 +31,7 @@ _VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_9
 _COUNTS = (  # of a file
     "executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts", "global_accesses", "global_sectors",
     "global_lines", "global_l2_accesses", "global_l2_sectors", "shared_paired_accesses",
+    "global_wavefronts",
 )  # fmt: skip
 _BULK = ("bulk global->shared", "bulk shared->global")  # additions are known from the code
 

@@ -57,12 +57,19 @@ class Sectors(NamedTuple):
     """The average access of global memory of a statement: the sectors and lines that it touches.
 
     ``fetched``: sectors that an L1 of 32 KiB for each CTA does not hold. ``missed``: share of accesses that have any.
+    ``wavefronts``: passes over the data of L1.
     """
 
     touched: float
     lines: float = 0.0
     fetched: float = 0.0
     missed: float = 0.0
+    wavefronts: float = 0.0
+
+    @property
+    def requests(self) -> float:
+        """Requests of L2, one for each line: the lines of the fetched sectors, if all lines have the same share."""
+        return self.lines * min(1.0, self.fetched / self.touched) if self.touched else 0.0
 
 
 class Launch(NamedTuple):
@@ -119,7 +126,7 @@ def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, Sectors
         if one.kernel != entry:
             continue
         if n := (c := one.counts).global_accesses:
-            counts = (c.global_sectors, c.global_lines, c.global_l2_sectors, c.global_l2_accesses)
+            counts = (c.global_sectors, c.global_lines, c.global_l2_sectors, c.global_l2_accesses, c.global_wavefronts)
             found.setdefault(one.row, Sectors(*(count / n for count in counts)))
         elif _ACCESS.match(one.opcode):
             found.setdefault(one.row, Sectors(0.0))

@@ -51,8 +51,9 @@ class Step(NamedTuple):
 
     ``special`` is "", "barrier", an action on a phase of ``ring`` (handovers.py): "wait", "arrive" or "copy", or an
     action of cp.async: "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups).
-    ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code. ``added``:
-    bytes that it adds to L2; ``loaded``, ``stored``: bytes that it loads from L2, without cp.async, or stores.
+    ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code.
+    ``wavefronts``: passes over the data of shared memory and L1. ``added``: bytes that it adds to L2; ``loaded``,
+    ``stored``: bytes that it loads from L2, without cp.async, or stores. A request of few bytes counts as more.
     ``written``: wavefronts of shared memory that the bytes of a cp.async take when they arrive.
     """
 
@@ -574,6 +575,7 @@ class Pipes:
         self.chip, self.wavefronts, self.sectors, self.written = chip, wavefronts, sectors, written
         self.names: list[str] = []
         self.port_clocks = float(chip["port_xu"]), float(chip["port_returned"])
+        self.load_request, self.store_request = float(chip["load_request_bytes"]), float(chip["store_request_bytes"])
 
     def number(self, name: str) -> int:
         """Return the number of a pipe."""
@@ -604,16 +606,17 @@ class Pipes:
             following = path[(i + 1) % len(path)].address
             taken = one.is_branch and following != one.address + 16
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
-            passes = 0 if is_idle else self.wavefronts(one) or pipe_table.add_passes(one)
+            passes = 0 if is_idle else self.wavefronts(one) or pipe_table.add_passes(one) or self.l1_passes(one)
             # The result is ready after all wavefronts, which take an interval each.
-            conflicts = passes - (pipe_table.wavefronts(one) or pipe_table.add_passes(one)) if passes else 0
+            ideal = pipe_table.wavefronts(one) or pipe_table.add_passes(one) or min(passes, pipe_table.l1_passes(one))
+            conflicts = passes - ideal if passes else 0
             latency, loaded, stored = (timing.latency, 0.0, 0.0) if is_idle else self.of_memory(one, timing.latency)
             special, amount = _special(one)
             written = 0.0
             if special == "load":
                 written = amount / _PASS_BYTES if (recorded := self.written(one)) is None else recorded
                 if (found := self.sectors(one)) is not None:
-                    amount = round(SECTOR_BYTES * found.fetched)
+                    amount = round(self.requested(found))
             deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
             steps.append(
                 Step(
@@ -640,6 +643,15 @@ class Pipes:
             )
         return steps
 
+    def l1_passes(self, one: Instruction) -> float:
+        """Return the passes over the data of L1 that a load or store of global memory takes."""
+        passes = pipe_table.l1_passes(one)
+        return found.wavefronts if passes and (found := self.sectors(one)) is not None else passes
+
+    def requested(self, found: Sectors) -> float:
+        """Return the bytes of the requests of L2 that a load or cp.async makes."""
+        return max(SECTOR_BYTES * found.fetched, self.load_request * found.requests)
+
     def of_memory(self, one: Instruction, latency: float) -> tuple[float, float, float]:
         """Return the latency of an instruction, and the bytes that it loads from L2 and stores.
 
@@ -653,9 +665,9 @@ class Pipes:
             moved = float(_LANES * pipe_table.lane_bytes(one))
             return (latency, moved, 0.0) if kind == "load_global" else (latency, 0.0, moved)
         if kind == "store_global":
-            return latency, 0.0, SECTOR_BYTES * found.touched
+            return latency, 0.0, max(SECTOR_BYTES * found.touched, self.store_request * found.lines)
         of_l1 = self.chip.timing("load_local").latency
-        return of_l1 + found.missed * (latency - of_l1), SECTOR_BYTES * found.fetched, 0.0
+        return of_l1 + found.missed * (latency - of_l1), self.requested(found), 0.0
 
 
 def added_bytes(one: Instruction) -> int:

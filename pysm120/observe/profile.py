@@ -46,6 +46,8 @@ class Counts:
     global_l2_accesses, global_l2_sectors : int
         Those accesses of global memory that need L2, and the sectors that they take from it or bring to it, if each CTA
         has an L1 of 32 KiB.
+    global_wavefronts : int
+        Passes over the data of L1 that loads and stores of global memory take.
     tensor_flops : int
         Multiplications and additions of mma.
     bytes : dict
@@ -72,6 +74,7 @@ class Counts:
     global_ideal_lines: int = 0
     global_l2_accesses: int = 0
     global_l2_sectors: int = 0
+    global_wavefronts: int = 0
     tensor_flops: int = 0
     bytes: dict[str, int] = dataclasses.field(default_factory=dict)
     global_reuse: dict[int, int] = dataclasses.field(default_factory=dict)

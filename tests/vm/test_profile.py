@@ -100,6 +100,22 @@ def sectors(addresses: Ints, active: Flags, size: int) -> tuple[int, int, int, i
     return counts[0], counts[1], counts[2], counts[3]
 
 
+def passes(addresses: Ints, active: Flags, size: int, kind: str) -> int:
+    """Return the passes over the data of L1: each has a word from every bank, and at most four lines."""
+    if kind == "atomic":
+        return 0
+    together = WARP * 4 // max(4, size)
+    if size > 4 and kind == "load" and by_pairs(addresses, active):
+        together *= 2
+    count = 0
+    for start in range(0, WARP, together):
+        chosen = addresses[start : start + together][active[start : start + together]]
+        if chosen.size:
+            words = np.unique(chosen[:, None] // 4 + np.arange(max(1, size // 4)))
+            count += max(int(np.bincount(words % 32).max()), -(-len(np.unique(chosen // 128)) // 4))
+    return count
+
+
 def by_pairs(offsets: Ints, flags: Flags) -> bool:
     """Whether all active lanes agree with their partners, lane ^ 1 or lane ^ 2, where these are active."""
     lanes = np.arange(WARP)
@@ -203,6 +219,8 @@ def test_sectors_as_the_model_has_them(device: pysm120.Device, rng: np.random.Ge
         assert found == wanted, f"offsets {offsets.tolist()}, lanes {np.flatnonzero(flags).tolist()}"
         assert got.global_accesses == int(flags.any())
         assert got.shared_accesses == 0
+        kind = {"l": "load", "s": "store", "a": "atomic"}[name[0]]
+        assert got.global_wavefronts == passes(offsets, flags, size, kind), found
 
 
 @pytest.mark.parametrize(
@@ -277,6 +295,25 @@ def test_known_conflicts(device: pysm120.Device, text: str, offsets: Ints, wante
 def test_known_sectors(device: pysm120.Device, text: str, offsets: Ints, wanted: tuple[int, int, int, int]) -> None:
     c = measure(device, text, offsets)
     assert (c.global_sectors, c.global_ideal_sectors, c.global_lines, c.global_ideal_lines) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets", "wanted"),
+    [
+        # what an H100 took for a load of 16 KiB in L1, in clocks: 4.2, 5.5, 16.0, 32.0; 3, 8.0, 8.6, 32.0
+        ("ld.global.v4.b32 {t0, t1, t2, t3}, [global];", 16 * LANE, 4),
+        ("ld.global.v4.b32 {t0, t1, t2, t3}, [global];", 160 * (LANE // 2) + 16 * (LANE % 2), 4),
+        ("ld.global.v4.b32 {t0, t1, t2, t3}, [global];", 128 * (LANE // 2) + 16 * (LANE % 2), 16),
+        ("ld.global.v4.b32 {t0, t1, t2, t3}, [global];", 128 * LANE, 32),
+        ("ld.global.b32 t0, [global];", 144 * (LANE // 4) + 4 * (LANE % 4), 2),
+        ("ld.global.b32 t0, [global];", 128 * (LANE // 4) + 4 * (LANE % 4), 8),
+        ("ld.global.b32 t0, [global];", 132 * LANE, 8),
+        ("ld.global.b32 t0, [global];", 128 * LANE, 32),
+        ("st.global.b32 [global], t0;", 128 * (LANE // 4) + 4 * (LANE % 4), 8),
+    ],
+)
+def test_known_passes_over_the_data_of_l1(device: pysm120.Device, text: str, offsets: Ints, wanted: int) -> None:
+    assert measure(device, text, offsets).global_wavefronts == wanted
 
 
 def test_generic_addresses_count_where_they_lead(device: pysm120.Device) -> None:

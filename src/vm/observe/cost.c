@@ -6,7 +6,7 @@
 #include "vm/machine/base.h"
 #include "vm/machine/types.h"
 
-enum { BANKS = 32, WORD = 4, SECTOR = 32, LINE = 128 };
+enum { BANKS = 32, WORD = 4, SECTOR = 32, LINE = 128, LINES = 4 /* of a pass of L1 */ };
 
 /* Return whether every active lane has the same address as its partner, lane ^ distance, if that is active. */
 static bool pairs_agree(uint32_t mask, const uint64_t *address, uint32_t distance) {
@@ -53,15 +53,25 @@ static uint32_t group_wavefronts(enum cost_kind kind, uint32_t bytes, uint32_t m
     return most;
 }
 
+/* Return the lanes that one wavefront serves, if their words lie in different banks. */
+static uint32_t lanes_of(uint32_t bytes, bool is_paired) {
+    const uint32_t lanes = bytes <= WORD ? WARP : BANKS * WORD / bytes;
+    return is_paired && lanes < WARP ? 2 * lanes : lanes;
+}
+
+static bool is_paired(enum cost_kind kind, uint32_t mask, const uint64_t *address) {
+    return kind == ACCESS_IS_LOAD && (pairs_agree(mask, address, 1) || pairs_agree(mask, address, 2));
+}
+
+static uint32_t group_from(uint32_t first, uint32_t lanes, uint32_t mask) {
+    return mask & (lanes == WARP ? FULL : ((1u << lanes) - 1) << first);
+}
+
 struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
-    uint32_t lanes = bytes <= WORD ? WARP : BANKS * WORD / bytes;
-    struct bank_cost cost = {0, 0, false};
-    cost.is_paired = kind == ACCESS_IS_LOAD && (pairs_agree(mask, address, 1) || pairs_agree(mask, address, 2));
-    if (cost.is_paired && lanes < WARP) {
-        lanes *= 2;
-    }
+    struct bank_cost cost = {0, 0, is_paired(kind, mask, address)};
+    const uint32_t lanes = lanes_of(bytes, cost.is_paired);
     for (uint32_t first = 0; first < WARP; first += lanes) {
-        const uint32_t group = mask & (lanes == WARP ? FULL : ((1u << lanes) - 1) << first);
+        const uint32_t group = group_from(first, lanes, mask);
         cost.ideal += group != 0;
         cost.wavefronts += group_wavefronts(kind, bytes, group, address);
     }
@@ -92,6 +102,18 @@ struct sector_cost cost_global(uint32_t bytes, uint32_t mask, const uint64_t *ad
     cost.ideal_sectors = (different * bytes + SECTOR - 1) / SECTOR;
     cost.ideal_lines = (different * bytes + LINE - 1) / LINE;
     return cost;
+}
+
+uint32_t cost_l1(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
+    const uint32_t lanes = lanes_of(bytes, is_paired(kind, mask, address));
+    uint32_t passes = 0;
+    for (uint32_t first = 0; first < WARP; first += lanes) {
+        const uint32_t group = group_from(first, lanes, mask);
+        const uint32_t by_banks = group_wavefronts(kind, bytes, group, address);
+        const uint32_t by_lines = (cost_global(bytes, group, address).lines + LINES - 1) / LINES;
+        passes += by_banks > by_lines ? by_banks : by_lines;
+    }
+    return passes;
 }
 
 uint32_t cost_copy(uint32_t mask, const uint64_t *from, const uint64_t *to) {

@@ -25,7 +25,8 @@
     X(tensor_flops)                                                                                                    \
     X(global_l2_accesses)                                                                                              \
     X(global_l2_sectors)                                                                                               \
-    X(shared_paired_accesses)
+    X(shared_paired_accesses)                                                                                          \
+    X(global_wavefronts)
 
 /* Start a profile. Return CUDA_ERROR_PROFILER_ALREADY_STARTED if one is running. */
 CUresult profile_begin(struct device *device);

@@ -209,6 +209,7 @@ pub struct sm120_profile_row {
     pub global_l2_sectors: u64,
     pub global_reuse: [u64; 24],
     pub shared_paired_accesses: u64,
+    pub global_wavefronts: u64,
     pub from_file: *const c_char,
     pub from_line: u32,
 }
@@ -1032,7 +1033,7 @@ impl Default for sm120_matvec_args {
 const _: () = {
     assert!(core::mem::size_of::<sm120_device_info>() == 200);
     assert!(core::mem::size_of::<sm120_profile_bytes>() == 16);
-    assert!(core::mem::size_of::<sm120_profile_row>() == 776);
+    assert!(core::mem::size_of::<sm120_profile_row>() == 784);
     assert!(core::mem::size_of::<sm120_copy_piece>() == 32);
     assert!(core::mem::size_of::<sm120_kernel_info>() == 152);
     assert!(core::mem::size_of::<sm120_parameter_info>() == 88);
