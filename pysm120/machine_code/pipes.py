@@ -20,7 +20,7 @@ _RULES = (
     (r"IMMA", "imma_16832"),
     (r"DMMA", "dmma"),
     (r"MUFU", "mufu"),
-    (r"F2FP", "pack"),
+    (r"F2FP|I2FP", "pack"),
     (r"U?I2F|U?F2I|I2I|F2F|FRND|POPC|FLO|BREV", "convert"),
     (r"IMAD\.WIDE|IMAD\.HI", "imad_wide"),
     (r"IMAD|IDP|VIMAD", "imad"),

@@ -44,6 +44,11 @@ class Chip:
         known = float(self["l2_gbs"])
         return known if self["l2_binds"] else float(self.values.get("l2_most_gbs") or math.inf)
 
+    def dram_gbs(self, written: float) -> float:
+        """Return the bandwidth of DRAM in GB/s if a share of the bytes is written: that of reading alone, least at half."""
+        reading, copying = float(self["dram_read_gbs"]), float(self["dram_gbs"])
+        return reading - (reading - copying) * 4 * written * (1 - written)
+
     def timing(self, kind: str) -> Timing:
         """Return the timing of a class of instructions; classes that the file lacks have the timing of "alu"."""
         found = self.timings.get(kind) or self.timings.get("alu")

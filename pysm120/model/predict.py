@@ -14,6 +14,7 @@ from pysm120.model.recorded import SECTOR_BYTES
 from pysm120.model.roles import Other
 from pysm120.model.simulator import QUARTERS, Event, Outcome, Step
 
+_LANES = 32
 _SHORT, _MORE = 4, 6  # rounds: fewest in the first simulation; additional ones in the second
 _LEAST = 0.001  # least part of its own speed that a CTA keeps beside older CTAs
 _MOSTLY = 0.9  # of an SM's time that its additions take, if they bound it
@@ -137,26 +138,34 @@ def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     A ring loads a tile in every round. Other instructions move the sectors that were recorded for their statements, or
     the bytes of all lanes. The tiles that are loaded before the first round are not loaded in the last rounds.
     """
-    paths, lanes = model.paths, 32 * model.warps
-
-    def bytes_of(one: Instruction) -> float:
-        recorded = model.recording.sectors(one) if model.recording else None
-        return pipes.lane_bytes(one) * lanes if recorded is None else SECTOR_BYTES * recorded.fetched * model.warps
-
-    def moved(steps: Sequence[Step], kinds: set[str]) -> float:
-        ones = [paths.sources[step.place] for step in steps]
-        return sum(bytes_of(one) for one in ones if pipes.class_of(one.opcode) in kinds)
-
-    global_memory = {"load_global", "store_global"}
-    once = moved(paths.before, global_memory) + moved(paths.behind, global_memory)
+    paths, global_memory = model.paths, {"load_global", "store_global"}
+    once = _moved(model, [*paths.before, *paths.behind], global_memory)
     rings = () if model.handovers.guessed else paths.rings  # a guess bounds nothing
     if _copied(model) is not None:
         rings = ()  # all_l2_bytes() has them
     once += sum(ring.bytes * ring.once for ring in rings)
-    each = moved(paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in rings)
+    each = _moved(model, paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in rings)
     if not paths.around:
-        once += moved(paths.before, {"copy_async"})
+        once += _moved(model, paths.before, {"copy_async"})
     return float(once * len(rounds) + each * sum(rounds))
+
+
+def stored_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
+    """Return the bytes that the CTAs of a launch store, without bulk copies."""
+    paths = model.paths
+    once, each = (_moved(model, way, {"store_global"}) for way in ([*paths.before, *paths.behind], paths.around))
+    return once * len(rounds) + each * sum(rounds)
+
+
+def _moved(model: KernelModel, steps: Sequence[Step], kinds: set[str]) -> float:
+    """Return the bytes that the warps of a CTA move with instructions of some classes."""
+
+    def bytes_of(one: Instruction) -> float:
+        recorded = model.recording.sectors(one) if model.recording else None
+        return _LANES * pipes.lane_bytes(one) if recorded is None else SECTOR_BYTES * recorded.fetched
+
+    ones = [model.paths.sources[step.place] for step in steps]
+    return model.warps * sum(bytes_of(one) for one in ones if pipes.class_of(one.opcode) in kinds)
 
 
 def _besides(others: Sequence[Other], rounds: Sequence[int]) -> list[tuple[KernelModel, list[float]]]:
@@ -253,9 +262,10 @@ def predict(
     held = tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
     dram = (held if dram_bytes is None else dram_bytes) + reread_bytes
     start = float(chip["launch_clocks"])
+    stored = max(0.0, sum(stored_bytes(*launch) for launch in ((model, rounds), *besides)))
     l2_clocks, dram_clocks = (
         start + count / (rate * per_clock) if count else 0.0
-        for count, rate in ((l2, chip.l2_limit), (dram, float(chip["dram_gbs"])))
+        for count, rate in ((l2, chip.l2_limit), (dram, chip.dram_gbs(min(1.0, stored / dram) if dram else 0.0)))
     )
     adds = max(0.0, sum(add_bytes(*launch) for launch in ((model, rounds), *besides)))
     # All SMs add at once, and each at the chip's rate.

@@ -421,7 +421,6 @@ class Simulator:
         if not step.loaded or not self.queues_bind:
             return 0
         self.copy_free = max(self.copy_free, now) + step.loaded / self.load_rate
-        self.arriving += step.loaded / _PASS_BYTES
         return math.ceil(self.copy_free) + step.latency
 
     def add(self, warp: _Warp, step: Step, now: int) -> None:

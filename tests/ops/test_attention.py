@@ -87,6 +87,8 @@ def launch(device: pysm120.Device) -> None:
     wide = [("float32", "mxfp8", 256, 0.0), ("float32", "mxfp8", 256, 3.0)]
     for dtype, precision, head_dim, cap in (*copied, *of_fp8, *wide):
         call(head_dim, dtype, precision, softcap=cap)
+    for head_dim, config in itertools.product((64, 128), ("r16", "k4")):
+        call(head_dim, "float8_e4m3fn", "fp8", config)
 
 
 def launch_pack(device: pysm120.Device) -> None:

@@ -1,5 +1,6 @@
 """attention in fp8 against float64 and a model of the kernels' arithmetic; its scales, amax and e4m3 results."""
 
+import os
 from typing import Any
 
 import ml_dtypes
@@ -27,6 +28,22 @@ import pysm120
 
 E4M3 = ml_dtypes.float8_e4m3fn
 FLIP = 1 / 16  # the relative change of a P next to a tie
+# Keys of a tile by head size, and groups of warps that visit tiles in turn.
+SHAPES = {"r16": ({64: 64, 128: 64}, 1), "k4": ({64: 64, 128: 32}, 4)}
+
+
+@pytest.fixture(params=SHAPES, autouse=True)
+def config(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Choose the kernel of calls without features: the usual one, and the one for few CTAs."""
+    monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", request.param)
+    return str(request.param)
+
+
+def model(inputs: list[Array], scale: float, causal: str | None) -> tuple[Array, Array]:
+    """Return what the model of the chosen kernel gives for inputs [batch][head][row][head_dim]."""
+    tiles, key_groups = SHAPES[os.environ["PYSM120_ATTENTION_CONFIG"]]
+    tile = next(keys for width, keys in tiles.items() if width >= inputs[0].shape[-1])
+    return attention_scaled(*rows_first(inputs), scale, causal, "fp8", tile=tile, key_groups=key_groups)
 
 
 def of_e4m3(case: Case) -> Case:
@@ -37,7 +54,7 @@ def of_e4m3(case: Case) -> Case:
 def compare(case: Case, got: tuple[Array, Array], inputs: list[Array], exponent: float = 0.0) -> Array:
     """Compare with the model; return its O. exponent: the largest |score|, in units of log2, which float32 rounds."""
     o, lse = got
-    model_o, model_lse = attention_scaled(*rows_first(inputs), case.factor, case.causal, "fp8")
+    model_o, model_lse = model(inputs, case.factor, case.causal)
     # Nearly every row agrees closely. In a few rows 2^x is rounded differently in float32: a P gets the next code.
     flip = FLIP + STEP[case.o_dtype]
     off = np.linalg.norm(o - model_o, axis=-1) / np.maximum(np.linalg.norm(model_o, axis=-1), 1e-30)
@@ -64,9 +81,14 @@ HEAD_SIZES = [Case(1, 2, 1, 40, 70, d, "bottom-right") for d in range(16, 129, 1
 TYPES = [Case(1, 2, 1, 50, 100, 80, None, o_dtype=o_dtype) for o_dtype in CODES]
 SCALES = [Case(1, 1, 1, 64, 128, 64, "bottom-right", "", "float32", s) for s in (0.0, -0.125, 1.0, 1e-30, 2.0)]
 TILES = [Case(1, 1, 1, q, k, 128) for q in (191, 192, 193) for k in (127, 128, 129)]
+# Edges of tiles of 32 rows, and of the tiles of four groups.
+OF_GROUPS = [
+    *(Case(1, 1, 1, q, k, 64, "bottom-right") for q in (31, 32, 33) for k in (63, 64, 65, 255, 256, 257, 513)),
+    *(Case(1, 1, 1, q, k, 128) for q in (31, 33) for k in (31, 32, 33, 127, 128, 129, 161, 257)),
+]
 
 
-@pytest.mark.parametrize("case", EDGES + CAUSALS + HEAD_SIZES + GROUPS + TYPES + SCALES + TILES, ids=name)
+@pytest.mark.parametrize("case", EDGES + CAUSALS + HEAD_SIZES + GROUPS + TYPES + SCALES + TILES + OF_GROUPS, ids=name)
 def test_matches_both_references(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Every edge of the tiles, both causal forms, head sizes, groups, dtypes of the result, scales of the softmax."""
     usual = case.head_dim**-0.5
@@ -100,13 +122,31 @@ def test_scores_that_rise(
     compare(case, got, inputs, 7 * abs(step))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_large_scores_that_differ_by_little(
+    opened: OpenDevice, rng: np.random.Generator, head_dim: int, sign: int
+) -> None:
+    """Scores near 2^22, in powers of 2, which differ by multiples of 0.7: P, and the sums of groups, keep the differences."""
+    case = Case(1, 2, 1, 70, 530, head_dim, None, "float8_e4m3fn", "float32", 0.7 * sign / np.log2(np.e))
+    q, k, v = random_inputs(rng, case)
+    q[..., :32], k[..., :32] = 448 * sign, 448
+    q[..., 32:], k[..., 32:] = 0, 0
+    q[..., 40], k[..., 40] = 1, np.rint(4 * rng.standard_normal((1, 1, 530))).clip(-12, 12)
+    inputs = [x.astype(E4M3) for x in (q, k, v)]
+    o, lse = run_twice(opened, "fp8", case, inputs)
+    model_o, model_lse = model(inputs, case.factor, case.causal)
+    assert relative_error(o, model_o) <= 1e-3
+    np.testing.assert_allclose(lse, model_lse, rtol=2e-7)
+
+
 @pytest.mark.parametrize("scale", [1e4, -3e6, 1e8, 1e30])
 def test_enormous_scales_choose_the_largest_score(opened: OpenDevice, rng: np.random.Generator, scale: float) -> None:
     """Scores too large for float32 to resolve: each row is the value of its largest key, never empty."""
     case = Case(1, 2, 2, 70, 150, 64, "bottom-right", "float8_e4m3fn", "float32", scale)
     inputs = [rng.standard_normal((1, 2, rows, 64)).astype(E4M3) for rows in (70, 150, 150)]
     o, lse = run_twice(opened, "fp8", case, inputs)
-    model_o, model_lse = attention_scaled(*rows_first(inputs), scale, case.causal, "fp8")
+    model_o, model_lse = model(inputs, scale, case.causal)
     assert relative_error(o, model_o) <= 1e-2
     np.testing.assert_allclose(lse, model_lse, rtol=1e-6)
 

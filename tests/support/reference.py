@@ -190,14 +190,24 @@ ROUNDINGS = {
 
 
 def attention_scaled(
-    q: Array, k: Array, v: Array, scale: float, causal: str | None, precision: str, *, is_packed: bool = False
+    q: Array,
+    k: Array,
+    v: Array,
+    scale: float,
+    causal: str | None,
+    precision: str,
+    *,
+    is_packed: bool = False,
+    tile: int = KV_TILE,
+    key_groups: int = 1,
 ) -> tuple[Array, Array]:
-    """Model a kernel: Q, K in scaled blocks along head_dim, V along keys, tiles of 64 keys, sums of the rounded P.
+    """Model a kernel: Q, K in scaled blocks along head_dim, V along keys, tiles of keys, sums of the rounded P.
 
     is_packed: q and k hold values that were rounded already.
 
     P = 2^x, x = S log2(e) scale + bias. If a P of 16 rows would pass the limit, the bias of all 16 rows changes so that
-    the largest score so far gets 2^8. Exponents and sums are float64: the difference from the kernel's float32 and the
+    the largest score so far gets 2^8. Groups of warps visit tiles in turn, each with its own bias and sums, which are
+    added up at the largest score. Exponents and sums are float64: the difference from the kernel's float32 and the
     tensor core's 25 bits is far below the step of P.
     """
     heads, warp_rows, top = q.shape[2], 16, 8
@@ -209,12 +219,16 @@ def attention_scaled(
     factor = float(np.float32(abs(scale) * np.log2(np.e))) if scale else 1.0
     s_all = np.where(seen, s_all, -np.inf)
     rows = s_all.shape[:3]
-    used = np.full(rows, -np.inf)  # the score with P = 2^top
-    total = np.zeros(rows)
-    o = np.zeros((*rows, v.shape[-1]))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for first in range(0, k.shape[1], KV_TILE):
-            s = s_all[..., first : first + KV_TILE]
+
+    def from_to(before: Array, after: Array) -> Array:
+        return np.where(np.isneginf(before), 0, np.exp2((before - after) * factor))
+
+    def run_group(group: int) -> tuple[Array, Array, Array]:
+        used = np.full(rows, -np.inf)  # the score with P = 2^top
+        total = np.zeros(rows)
+        o = np.zeros((*rows, v.shape[-1]))
+        for first in range(group * tile, k.shape[1], key_groups * tile):
+            s = s_all[..., first : first + tile]
             highest = np.maximum(used, s.max(-1))
             passed = (highest - used) * factor + top >= np.log2(limit)
             passed |= np.isneginf(used) & ~np.isneginf(highest)
@@ -222,10 +236,17 @@ def attention_scaled(
             for row in range(0, rows[2], warp_rows):
                 follows[..., row : row + warp_rows] = passed[..., row : row + warp_rows].any(-1, keepdims=True)
             before, used = used, np.where(follows, highest, used)
-            alpha = np.where(np.isneginf(before), 0, np.exp2((before - used) * factor))
+            alpha = from_to(before, used)
             p = weights((s - np.where(np.isneginf(used), 0, used)[..., None]) * factor)
             total = total * alpha + p.sum(-1)
-            o = o * alpha[..., None] + np.einsum("bhqk,bkhd->bhqd", p, v[:, first : first + KV_TILE])
+            o = o * alpha[..., None] + np.einsum("bhqk,bkhd->bhqd", p, v[:, first : first + tile])
+        return used, total, o
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        groups = [run_group(group) for group in range(key_groups)]
+        used = np.max([one[0] for one in groups], axis=0)
+        total = np.sum([one[1] * from_to(one[0], used) for one in groups], axis=0)
+        o = np.sum([one[2] * from_to(one[0], used)[..., None] for one in groups], axis=0)
         o = np.where(total[..., None] > 0, o / total[..., None], 0)
         lse = (np.log2(total) - top + np.where(np.isneginf(used), 0, used) * factor) * np.log(2)
     return np.moveaxis(o, 1, 2), lse

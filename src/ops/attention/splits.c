@@ -20,22 +20,45 @@ static const struct {
     {SM120_MXFP8_F16, 810}, {SM120_FP8, 1900}, {SM120_NVFP4, 2550}, {SM120_NVFP4_MXFP8, 2100},
 };
 
-static double rate_of(const struct device *device, uint32_t precision) {
+/* The same of kernels that differ: groups of warps share the keys, or few warps are on a multiprocessor; and the clocks
+ * of a CTA outside of its rounds. */
+static const struct timing {
+    uint32_t precision, head_dim, key_groups;
+    double rate, outside;
+} timings[] = {
+    {SM120_BF16, 64, 4, 510, 2500}, {SM120_F16, 64, 4, 510, 2500},  {SM120_BF16, 128, 2, 510, 3900},
+    {SM120_F16, 128, 2, 510, 3900}, {SM120_FP8, 64, 4, 1380, 4100}, {SM120_FP8, 128, 4, 1550, 7500},
+    {SM120_FP8, 64, 1, 1500, 5100},
+};
+
+static const struct timing *timing_of(const struct kernel_record *record) {
+    for (size_t i = 0; i < sizeof timings / sizeof *timings; ++i) {
+        if (timings[i].precision == record->precision && timings[i].head_dim == record->head_dim &&
+            timings[i].key_groups == record->key_groups) {
+            return timings + i;
+        }
+    }
+    return NULL;
+}
+
+static double rate_of(const struct device *device, const struct kernel_record *record) {
     const double of_hopper = 2600; /* of 16 bits; the others are emulated there, and their splits as good as any */
+    const struct timing *const own = timing_of(record);
     for (size_t i = 0; i < sizeof rates / sizeof *rates; ++i) {
-        if (rates[i].precision == precision && device->info.capability_major != HOPPER) {
-            return rates[i].rate;
+        if (rates[i].precision == record->precision && device->info.capability_major != HOPPER) {
+            return own != NULL ? own->rate : rates[i].rate;
         }
     }
     return of_hopper;
 }
 
 /* Clocks of a CTA outside of its rounds: the timing model's 5100 of a CTA of eight or twelve warps, 9000 of four, which
- * overlap where CTAs share a multiprocessor, 2500 and 3900 of groups of warps. */
+ * overlap where CTAs share a multiprocessor. */
 static double clocks_outside(const struct device *device, const struct kernel_record *record) {
     enum { FOUR_WARPS = 128 };
-    if (record->key_groups > 1) {
-        return record->key_groups == 4 ? 2500 : 3900;
+    const struct timing *const own = timing_of(record);
+    if (own != NULL) {
+        return own->outside;
     }
     return record->threads == FOUR_WARPS ? 9000.0 / (double)resident_ctas(device, record, record->shared) : 5100;
 }
@@ -48,7 +71,7 @@ static double clocks_with(const struct device *device, const struct attention *c
     const int64_t sms = device->info.multiprocessors, tiles = attention_ctas(call, record);
     const int64_t step = (int64_t)record->kv_rows * record->key_groups;
     const int64_t rounds = (call->args->kv_rows + step - 1) / step;
-    const double each = 4.0 * (double)step * record->q_rows * record->head_dim / rate_of(device, call->args->precision);
+    const double each = 4.0 * (double)step * record->q_rows * record->head_dim / rate_of(device, record);
     const double outside = clocks_outside(device, record);
     const double whole = (double)(first / sms) * ((double)rounds * each + outside);
     const double rest = (double)(((tiles - first) * splits + sms - 1) / sms) *
