@@ -79,7 +79,7 @@ def options_of(word: str, arguments: argparse.Namespace) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def row(word: str, arguments: argparse.Namespace, chip: Chip, mhz: float) -> dict[str, Any]:
+def row(word: str, arguments: argparse.Namespace, chip: Chip) -> dict[str, Any]:
     """Return the figures of a word."""
     try:
         kernel, of, rounds, _, prediction, known, splits = predicted(options_of(word, arguments), chip)
@@ -94,10 +94,12 @@ def row(word: str, arguments: argparse.Namespace, chip: Chip, mhz: float) -> dic
     flops = float(number(arguments.flops, "--flops") or prediction.flops)
     if whole:
         flops = whole.backward_flops if is_backward else whole.flops
+    mhz = float(of.chip["mhz"])
     seconds = clocks / (mhz * 1e6)
     return {
         "kernel": word.split(",", maxsplit=1)[0],
         "entry": of.function.name,
+        "mhz": mhz,
         "microseconds": round(seconds * 1e6, 2),
         "tflops": round(flops / seconds / 1e12, 1),
         "tensor_share": round(prediction.shares.get("tensor", 0.0), 4),
@@ -119,8 +121,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError(message)
     number(arguments.flops, "--flops")
     chip = chips.load(arguments.chip)
-    mhz = float(number(arguments.mhz, "--mhz") or chip["mhz"])
-    rows = [row(word, arguments, chip, mhz) for word in arguments.kernels]
+    chip = chip.at(float(stated)) if (stated := number(arguments.mhz, "--mhz")) else chip
+    mhz = float(chip["mhz"])
+    rows = [row(word, arguments, chip) for word in arguments.kernels]
     if arguments.json:
         document = {"chip": chip.key, "mhz": mhz, "problem": arguments.problem, "kernels": rows}
         print(json.dumps(document, indent=1))

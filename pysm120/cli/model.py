@@ -101,7 +101,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--profile", metavar="P.json", help="for a cubin: the output of `profile FILE.ptx ... --json P.json`"
     )
     parser.add_argument("--ptx", metavar="FILE.ptx", help="for a cubin: its PTX (default: the .ptx file beside it)")
-    parser.add_argument("--mhz", metavar="N", help="clock rate for seconds and TFLOP/s (default: the chip's)")
+    parser.add_argument("--mhz", metavar="N", help="clock rate of the SMs (default: the chip's)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--timeline", metavar="FILE.png", help="draw the warps of a quarter SM on its pipes (needs matplotlib)"
@@ -419,10 +419,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError(message)
     picture = _picture(arguments.timeline)
     chip = chips.load(arguments.chip)
-    mhz = float(number(arguments.mhz, "--mhz") or chip["mhz"])
+    mhz = number(arguments.mhz, "--mhz")
+    chip = chip.at(float(mhz)) if mhz else chip
     kernel, model, rounds, problem, prediction, known, splits = predicted(
         arguments, chip, keep_events=picture is not None
     )
+    chip = model.chip
+    mhz = float(chip["mhz"])
     found = result(
         model, prediction, rounds, problem, mhz, _branches_by(model, kernel.why), kernel.missing, dram_known=known
     )

@@ -24,6 +24,7 @@ from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_builtin
 
 INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, and says which
+_IDLE = 0.1  # most of the time in which an idle DRAM is busy
 _L1_BESIDE = 28 * 1024  # bytes of L1 that shared memory cannot have: of 256 KiB on Hopper, of 128 KiB on SM120
 _SPILLED = re.compile(r"\[R1(?:\+0x[0-9a-f]+)?\]$")  # the address of a spilled register
 _REPEATS = 2  # times that L2 gives the bytes of DRAM, above which L1 may matter
@@ -135,8 +136,10 @@ class Kernel:
         text = builtin_image(index, self.target, "ptx").decode() if index is not None else None
         self.ptx = self.file.ptx if self.file else text
 
-    def model(self, stages: int | None, stated: dict[int, bool]) -> KernelModel:
-        """Return the model of the kernel."""
+    def model(
+        self, stages: int | None, stated: dict[int, bool], *, streamed: bool = False, busy: float = 0.0
+    ) -> KernelModel:
+        """Return the model of the kernel; ``streamed``, ``busy``: as ``validation.image_model``."""
         record = None if self.arguments.rules else self._record
         if self.file:
             shared = number(self.arguments.shared, "--shared", least=0) or 0
@@ -144,7 +147,8 @@ class Kernel:
             threads = files.threads_of(image, entry, triple(block, "--block") if block else None)
             return validation.image_model(
                 self.chip, image, entry, shared, threads=threads, stages=stages, stated=stated, record=record,
-                warps_of=self._warps_of, cold=self.arguments.bytes is not None, tensor_bytes=self._tensor_bytes(),
+                warps_of=self._warps_of, cold=self.arguments.bytes is not None, streamed=streamed, busy=busy,
+                tensor_bytes=self._tensor_bytes(),
             )  # fmt: skip
         is_ours = find_builtin(self.arguments.kernel) is not None
         for name in ("shared", "block", "warps", "loop", "bytes", "tile") if is_ours else ():
@@ -253,7 +257,7 @@ class Kernel:
 
     def check_memory(self, prediction: Prediction, *, dram_known: bool) -> None:
         """Note what memory may need longer for than the prediction."""
-        chip, mhz = self.chip, float(self.arguments.mhz or self.chip["mhz"])
+        chip, mhz = self.chip, float(self.chip["mhz"])
         gbs = prediction.l2_bytes / prediction.clocks * mhz / 1e3
         dram, l2 = float(chip["dram_gbs"]), float(chip["l2_gbs"])
         if not dram_known and gbs > dram:
@@ -343,16 +347,30 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
         of_keys = of_library(record, problem, chip)
         rounds = of_keys.rounds(record, problem)
     held = problem.tensor_bytes(record) if problem else 0
-    kernel.check(model)
     others = kernel.others(model, rounds)
     dram = kernel.dram_bytes(model, rounds, others)
+    streamed = bool(kernel.file and dram and memory.is_streamed(predict.all_l2_bytes(model, rounds, others), dram))
+    model = kernel.model(stages, branches, streamed=True) if streamed else model
+    others = kernel.others(model, rounds)
     again = kernel.reread_bytes(model, len(rounds), held if dram is None else dram)
-    prediction = predict.predict(
-        model, rounds, others=others, tensor_bytes=held, dram_bytes=dram, reread_bytes=again, keep_events=keep_events
-    )
+
+    def prediction_of(model: KernelModel, others: list[roles.Other]) -> Prediction:
+        return predict.predict(
+            model, rounds, others=others, tensor_bytes=held, dram_bytes=dram, reread_bytes=again,
+            keep_events=keep_events,
+        )  # fmt: skip
+
+    prediction = prediction_of(model, others)
+    if kernel.file and dram and prediction.dram_busy > _IDLE:  # loads wait longer than they would for an idle DRAM
+        model = kernel.model(stages, branches, streamed=streamed, busy=prediction.dram_busy)
+        others = kernel.others(model, rounds)
+        prediction = prediction_of(model, others)
+    kernel.chip = model.chip
+    kernel.check(model)
     if problem and of_keys:
         behind = of_keys.clocks(record, problem, chip)
         prediction = dataclasses.replace(prediction, clocks=prediction.clocks + behind)
     known = dram is not None or problem is not None or kernel.file is None
     kernel.check_memory(prediction, dram_known=known)
+    kernel.missing = list(dict.fromkeys(kernel.missing))  # a model that was built twice lacks it once
     return Predicted(kernel, model, rounds, problem, prediction, known, of_keys)

@@ -136,7 +136,7 @@ def times_of(head_dim: int, *, causal: bool) -> Iterator[tuple[str, Time | None]
         if not kernels:
             yield precision, None
             continue
-        row = compare.row(kernels[0].entry, options, chip, float(chip["mhz"]))
+        row = compare.row(kernels[0].entry, options, chip)
         yield precision, Time(row["entry"], row["microseconds"], row["tflops"])
 
 

@@ -97,7 +97,7 @@ def is_access(one: Instruction) -> bool:
 
 
 def wavefronts(one: Instruction) -> int:
-    """Return the wavefronts of shared memory that an instruction takes without bank conflicts."""
+    """Return the wavefronts of shared memory, or of local memory in L1, that an instruction takes without conflicts."""
     kind = class_of(one.opcode)
     if kind in {"ldmatrix", "stmatrix"}:
         # A matrix m16n16 of bytes takes as much as two matrices m8n8.
@@ -107,6 +107,8 @@ def wavefronts(one: Instruction) -> int:
     if kind in {"load_shared", "store_shared", "atomic_shared"}:
         width = _BITS.search(one.opcode)
         return int(width[1]) // 32 if width else 1
+    if kind in {"load_local", "store_local"}:
+        return local_bytes(one) // 4 or 1
     return 1 if kind == "shuffle" else 0
 
 

@@ -38,6 +38,14 @@ class Chip:
             raise InvalidArgumentError(message)
         return self.values[name]
 
+    def at(self, mhz: float) -> "Chip":
+        """Return the chip at another clock rate of its SMs; memory keeps its bytes per second."""
+        return dataclasses.replace(self, values={**self.values, "mhz": mhz, "mhz_plain": mhz})
+
+    def running(self, *, has_products: bool) -> "Chip":
+        """Return the chip at the clock rate of a kernel with or without matrix instructions."""
+        return self if has_products else self.at(float(self.values.get("mhz_plain", self["mhz"])))
+
     @property
     def l2_limit(self) -> float:
         """The bandwidth of L2 that bounds a launch, in GB/s: the measured one, or what its slices can give at most."""

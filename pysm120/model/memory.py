@@ -6,6 +6,8 @@ from pysm120.model.chips import Chip
 from pysm120.model.recorded import SECTOR_BYTES, Launch
 from pysm120.observe.profile import REUSE_RATIO
 
+_SHARED = 48  # most times that L2 serves a byte which comes from DRAM each time that it is needed
+
 
 def share(chip: Chip) -> float:
     """Return the bytes a clock that L2 gives an SM while all ask: as measured, or what its slices give at most."""
@@ -16,6 +18,15 @@ def shared(chip: Chip) -> Chip:
     """Return the chip with loads and cp.async that get no more than an SM's share of L2."""
     rate = min(float(chip["copy_bytes_per_clock"]), share(chip))
     return dataclasses.replace(chip, values={**chip.values, "load_bytes_per_clock": rate})
+
+
+def is_streamed(l2_bytes: float, dram_bytes: float) -> bool:
+    """Whether tiles come from DRAM: L2 serves their bytes so seldom that the CTAs that run together share them.
+
+    Of a matrix product, 16 to 32 CTAs that run together load a tile, all of them when it comes from DRAM. Of attention,
+    more CTAs load the tiles of a head, and those of later waves find them in L2.
+    """
+    return l2_bytes < _SHARED * dram_bytes
 
 
 def reread_bytes(chip: Chip, recorded: Launch, ctas: int, slots: int, tensor_bytes: float) -> float:

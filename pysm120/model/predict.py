@@ -17,6 +17,7 @@ from pysm120.model.simulator import QUARTERS, Event, Outcome, Step
 _LANES = 32
 _SHORT, _MORE = 4, 6  # rounds: fewest in the first simulation; additional ones in the second
 _LEAST = 0.001  # least part of its own speed that a CTA keeps beside older CTAs
+_POWER = 5  # of the bounds that add up, with loads that wait as long as DRAM's load makes them
 _MOSTLY = 0.9  # of an SM's time that its additions take, if they bound it
 _STAGGER = 700  # clocks between the starts of CTAs on an SM, so that they do not run in step
 _SHAPE = re.compile(r"[HQOI]MMA\.(?:SF\.)?(?:SP\.)?(16\d\d\d|1688|168128|168256)")
@@ -44,6 +45,8 @@ class Prediction:
         Time of the launch.
     l2_bytes, dram_bytes, add_bytes : float
         Bytes that the launch moves from or to L2, and DRAM, and adds to L2.
+    dram_busy : float
+        The share of the time in which DRAM is busy.
     reread_bytes : float
         Those of ``dram_bytes`` that moved before, and that L2 has lost.
     bound : str
@@ -80,6 +83,7 @@ class Prediction:
     conflicts: float
     add_bytes: float
     reread_bytes: float
+    dram_busy: float
 
 
 def flops_of(opcode: str) -> int:
@@ -277,7 +281,8 @@ def predict(
     if bound == "sm" and add_clocks - start > _MOSTLY * (clocks - start):
         bound = "adds"  # which the SM's time contains
     if dram_bytes and not any(one.is_tensor for one in model.function.instructions):
-        clocks = streams.together(start, bounds)
+        clocks = streams.together(start, bounds, _POWER)
+    busy_share = max(0.0, dram_clocks - start) / max(1.0, clocks - start)
     full = times[-1]
     steps = [step for way in model.paths.rounds(TYPICAL) for step in way]
     per = TYPICAL
@@ -297,7 +302,7 @@ def predict(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
         _reasons(model, outcome, 2 * slots, least + _MORE),
         max(0.0, sum(flops(*launch) for launch in ((model, rounds), *besides))), events, l2, dram, bound,
-        conflicts(model, rounds), adds, reread_bytes,
+        conflicts(model, rounds), adds, reread_bytes, min(1.0, busy_share),
     )  # fmt: skip
 
 

@@ -95,15 +95,18 @@ def image_model(
     record: Record | None = None,
     warps_of: WarpsOf | None = None,
     cold: bool = False,
+    busy: float = 0.0,
+    streamed: bool = False,
     tensor_bytes: float = 0,
 ) -> KernelModel:
     """Return the model of a kernel of a cubin, with an amount of dynamic shared memory.
 
     ``threads``: of a CTA, if the cubin does not state them. ``record``: returns the kernel with the lines of its PTX,
     and the recording of its branches. ``warps_of``: returns the warps of a CTA that execute the main loop.
-    ``cold``: the loads of a kernel without matrix products come from DRAM. ``tensor_bytes``: of the launch; if L2 does
-    not keep them and a round waits for what it loads, its tiles are there when the slowest of their bytes has come from
-    DRAM.
+    ``cold``: the loads of a kernel without matrix products come from DRAM. ``streamed``: those of one with products do
+    (``memory.is_streamed``). ``busy``: the share of the time in which DRAM is busy. ``tensor_bytes``: of the launch;
+    if L2 does not keep them and a round waits for what it loads, its tiles are there when the slowest of their bytes
+    has come from DRAM.
     """
     cubin = Cubin(image)
     entry = cubin.entry(name)
@@ -124,6 +127,7 @@ def image_model(
     if record:
         function, recording = record(function, threads)
     has_products = any(one.is_tensor for one in function.instructions)
+    chip = chip.running(has_products=has_products)
     warps = warps_of(function, threads, recording) if warps_of else None
     loop = recording.loop if recording and recording.loop.blocks else None
 
@@ -134,11 +138,11 @@ def image_model(
         )  # fmt: skip
 
     if cold and not has_products:
-        return build(streams.from_dram(chip))
+        return build(streams.from_dram(chip, busy))
     model = build(chip)
     if has_products and model.loop and not streams.fits(chip, tensor_bytes):
-        late = kernel_model.loads_and_waits(model.function, model.loop)
-        return build(streams.from_dram(chip)) if late else model
+        late = streamed or kernel_model.loads_and_waits(model.function, model.loop)
+        return build(streams.from_dram(chip, busy)) if late else model
     return model
 
 
@@ -171,7 +175,7 @@ def launch_clocks(chip: Chip, folder: Path, row: dict[str, Any]) -> float:
 
 def _at_clock(chip: Chip, row: dict[str, Any]) -> Chip:
     """Return the chip at the clock rate of a measurement: a memory's bytes a clock depend on it."""
-    return dataclasses.replace(chip, values={**chip.values, "mhz": row.get("mhz", chip["mhz"])})
+    return chip.at(float(row.get("mhz", chip["mhz"])))
 
 
 def _with_counts(document: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
