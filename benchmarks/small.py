@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import chip
+import ml_dtypes
 import numpy as np
 from attention import Clock
 from decode import time_graph
@@ -88,7 +89,7 @@ def ours(
     calls: list[Callable[[], object]] = []
     room = device.empty(SPLITS_BYTES, np.uint8)
     for tensors in sets:
-        arrays = [device.from_dlpack(x) for x in tensors]
+        arrays = [x if isinstance(x, pysm120.Array) else device.from_dlpack(x) for x in tensors]
 
         def call(arrays: Any = arrays) -> object:
             q, k, v, out = arrays
@@ -124,6 +125,18 @@ def error(torch: Any, tensors: list[Any], case: Case) -> float:
     return float((out - exact).norm() / exact.norm())
 
 
+def in_e4m3(device: pysm120.Device, torch: Any, shape: tuple[int, ...]) -> tuple[list[list[Any]], list[Any]]:
+    """Return sets of q, k, v in e4m3 and out in bf16; and the first set as tensors of PyTorch."""
+    rng, sets = np.random.default_rng(), []
+    for _ in range(SETS):
+        values = [rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn) for _ in range(3)]
+        out = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
+        if not sets:
+            first = [torch.tensor(x.astype(np.float32), device="cuda") for x in values] + [out]
+        sets.append([*(device.array(x) for x in values), out])
+    return sets, first
+
+
 def measure(device: pysm120.Device, torch: Any, case: Case, runs: int, *, every_config: bool) -> dict[str, Any]:
     """Time one case in all ways."""
     shape = case.batch, case.rows, case.heads, case.head_dim
@@ -131,12 +144,14 @@ def measure(device: pysm120.Device, torch: Any, case: Case, runs: int, *, every_
         [[torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4)] for _ in range(SETS)]
         for dtype in (torch.bfloat16, torch.float16)
     )
+    bytes_, narrow = in_e4m3(device, torch, shape)
     torch.cuda.synchronize()
     kinds = torch.nn.attention.SDPBackend
     ways = {
         "bf16": ours(device, torch, sets, case, "bf16"),
         "bf16, 1 split": ours(device, torch, sets, case, "bf16", num_splits=1),
         "f16": ours(device, torch, halves, case, "f16"),
+        "fp8": ours(device, torch, bytes_, case, "fp8"),
         "FlashAttention 2": theirs(torch, kinds.FLASH_ATTENTION, sets, case),
         "efficient": theirs(torch, kinds.EFFICIENT_ATTENTION, sets, case),
         "cuDNN": theirs(torch, kinds.CUDNN_ATTENTION, sets, case),
@@ -151,7 +166,8 @@ def measure(device: pysm120.Device, torch: Any, case: Case, runs: int, *, every_
         median = statistics.median(times)
         result["ways"][name] = {"median": median, "min": min(times), "max": max(times), "mhz": clock.samples}
         if calls and name not in ("FlashAttention 2", "efficient", "cuDNN"):
-            result["errors"][name] = error(torch, (halves if name == "f16" else sets)[0], case)
+            checked = {"f16": halves[0], "fp8": narrow}.get(name, sets[0])
+            result["errors"][name] = error(torch, checked, case)
     return result
 
 
@@ -177,7 +193,9 @@ def show(results: list[dict[str, Any]], floor: float) -> None:
             x = r["ways"].get(name)
             cells.append("" if x is None else f"{x['median']:.1f} ({x['min']:.1f}-{x['max']:.1f})")
         print(f"| {r['name']} | {' | '.join(cells)} |")
-    print(f"\nlargest error against float64: {max(e for r in results for e in r['errors'].values()):.2%}")
+    for is_narrow, what in ((False, "16 bits"), (True, "fp8")):
+        largest = max(e for r in results for name, e in r["errors"].items() if (name == "fp8") == is_narrow)
+        print(f"\nlargest error against float64 in {what}: {largest:.2%}")
 
 
 def main() -> None:

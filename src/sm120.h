@@ -172,7 +172,7 @@ typedef struct sm120_profile_row {
                                        * CTA in between: [n] from 4096 * 2^(n/2), [0] also less */
     uint64_t shared_paired_accesses;  /* of shared_accesses: loads in which every lane has the address of lane ^ 1, or
                                        * every one that of lane ^ 2; as parts of wider loads they take half */
-    uint64_t global_wavefronts;       /* passes over the data of L1 that loads and stores of global memory take */
+    uint64_t global_wavefronts;       /* passes over the data of L1 that loads of global memory take */
     const char *from_file;            /* of inlined code: file and line of the kernel that called it, as .loc says; */
     uint32_t from_line;               /* else "" and 0 */
 } sm120_profile_row;

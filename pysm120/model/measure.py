@@ -82,9 +82,9 @@ _RECORD = (
     *("operation", "precision", "config", "features", "head_dim"),
     *("q_rows", "kv_rows", "group_heads", "group_rows", "q_warp_rows", "key_groups"),
 )
-_CYCLES = "sm__cycles_elapsed.max"
-_FOUND = ("clocks", "error", "failure")  # what a measurement adds to a launch of a list
-_NCU = ("--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw")
+_CYCLES, _TIME = "sm__cycles_elapsed.max", "gpu__time_duration.sum"  # in clocks and in nanoseconds
+_FOUND = ("clocks", "ran_at_mhz", "error", "failure")  # what a measurement adds to a launch of a list
+_NCU = ("--clock-control", "none", "--cache-control", "none", "--print-units", "base", "--csv", "--page", "raw")
 
 
 def _builtin(entry: str) -> Builtin:
@@ -131,7 +131,7 @@ def read_list(path: Path) -> dict[str, Any]:
 def _profiled(options: Sequence[str], function: str, *arguments: str) -> str:
     """Return what Nsight Compute prints of a function of this module, which runs in a process of its own."""
     program = f"import sys; from pysm120.model import measure; measure.{function}(*sys.argv[1:])"
-    command = ["ncu", *_NCU, *options, "--metrics", _CYCLES, sys.executable, "-c", program, *arguments]
+    command = ["ncu", *_NCU, *options, "--metrics", f"{_CYCLES},{_TIME}", sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
     return done.stdout + done.stderr
 
@@ -149,14 +149,17 @@ def launches() -> list[dict[str, Any]]:
     ]
 
 
-def read_cycles(text: str, entries: list[str]) -> list[float]:
-    """Return the clocks of every entry, launched a few times each, from the output of ncu --csv --page raw."""
+def read_cycles(text: str, entries: list[str], metric: str = _CYCLES) -> list[float]:
+    """Return the clocks of every entry, launched a few times each, from the output of ncu --csv --page raw.
+
+    ``metric``: what to return instead of clocks.
+    """
     rows = list(csv.reader(text.splitlines()))
     head = next((i for i, row in enumerate(rows) if row[:1] == ["ID"]), None)
     if head is None:
         message = f"ncu printed no table: {text.strip()[-200:]!r}"
         raise UnsupportedError(message)
-    column, name = rows[head].index(_CYCLES), rows[head].index("Kernel Name")
+    column, name = rows[head].index(metric), rows[head].index("Kernel Name")
     table = [row for row in rows[head + 2 :] if len(row) == len(rows[head])]
     found = [(row[name].split("(")[0], float(row[column].replace(",", ""))) for row in table]
     if [entry for entry, _ in found] != [entry for entry in entries for _ in range(LAUNCHES)]:
@@ -209,6 +212,8 @@ def measured(path: Path, number: int, row: dict[str, Any]) -> dict[str, Any]:
     if said:
         return {**row, "failure": said}
     row["clocks"] = clocks
+    (nanoseconds,) = read_cycles(text, [str(row["entry"])], _TIME)
+    row["ran_at_mhz"] = round(1e3 * clocks / nanoseconds)
     if "predicted" in row:
         row["error"] = round(row["predicted"] / clocks - 1, 4)
     return row

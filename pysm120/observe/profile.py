@@ -47,7 +47,7 @@ class Counts:
         Those accesses of global memory that need L2, and the sectors that they take from it or bring to it, if each CTA
         has an L1 of 32 KiB.
     global_wavefronts : int
-        Passes over the data of L1 that loads and stores of global memory take.
+        Passes over the data of L1 that loads of global memory take.
     tensor_flops : int
         Multiplications and additions of mma.
     bytes : dict

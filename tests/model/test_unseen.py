@@ -93,10 +93,10 @@ def test_a_list_is_measured_launch_by_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An ncu that answers for three launches, and for three more whose process ends with an error."""
-    table = '"ID","Kernel Name","sm__cycles_elapsed.max"\n"","",""\n'
+    table = '"ID","Kernel Name","sm__cycles_elapsed.max","gpu__time_duration.sum"\n"","","","ns"\n'
 
     def answer(entry: str, *clocks: str) -> str:
-        return table + "".join(f'"{i}","{entry}","{each}"\n' for i, each in enumerate(clocks))
+        return table + "".join(f'"{i}","{entry}","{each}","500"\n' for i, each in enumerate(clocks))
 
     fault, nan = "pysm120.runtime.errors.FaultError: an illegal instruction", "pysm120.runtime.errors.X: _Z1e left NaN"
     answers = [
@@ -129,6 +129,7 @@ def test_a_list_is_measured_launch_by_launch(
     found = document["launches"]
     assert [row.get("error") for row in found] == [0.1, -0.2, None, None, None, None]
     assert [row.get("clocks") for row in found] == [1000, 500, None, 20, None, None]
+    assert [row.get("ran_at_mhz") for row in found] == [2000, 1000, None, 40, None, None]
     said = "ncu printed no table: '==ERROR== no counters'"
     assert [row.get("failure") for row in found] == [None, None, fault, None, nan, said]
     assert (tmp_path / "out" / "k.cubin").read_bytes() == b"code"

@@ -102,10 +102,10 @@ def sectors(addresses: Ints, active: Flags, size: int) -> tuple[int, int, int, i
 
 def passes(addresses: Ints, active: Flags, size: int, kind: str) -> int:
     """Return the passes over the data of L1: each has a word from every bank, and at most four lines."""
-    if kind == "atomic":
+    if kind != "load":
         return 0
     together = WARP * 4 // max(4, size)
-    if size > 4 and kind == "load" and by_pairs(addresses, active):
+    if size > 4 and by_pairs(addresses, active):
         together *= 2
     count = 0
     for start in range(0, WARP, together):
@@ -309,7 +309,7 @@ def test_known_sectors(device: pysm120.Device, text: str, offsets: Ints, wanted:
         ("ld.global.b32 t0, [global];", 128 * (LANE // 4) + 4 * (LANE % 4), 8),
         ("ld.global.b32 t0, [global];", 132 * LANE, 8),
         ("ld.global.b32 t0, [global];", 128 * LANE, 32),
-        ("st.global.b32 [global], t0;", 128 * (LANE // 4) + 4 * (LANE % 4), 8),
+        ("st.global.b32 [global], t0;", 128 * (LANE // 4) + 4 * (LANE % 4), 0),
     ],
 )
 def test_known_passes_over_the_data_of_l1(device: pysm120.Device, text: str, offsets: Ints, wanted: int) -> None:

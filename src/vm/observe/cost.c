@@ -104,12 +104,12 @@ struct sector_cost cost_global(uint32_t bytes, uint32_t mask, const uint64_t *ad
     return cost;
 }
 
-uint32_t cost_l1(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address) {
-    const uint32_t lanes = lanes_of(bytes, is_paired(kind, mask, address));
+uint32_t cost_l1(uint32_t bytes, uint32_t mask, const uint64_t *address) {
+    const uint32_t lanes = lanes_of(bytes, is_paired(ACCESS_IS_LOAD, mask, address));
     uint32_t passes = 0;
     for (uint32_t first = 0; first < WARP; first += lanes) {
         const uint32_t group = group_from(first, lanes, mask);
-        const uint32_t by_banks = group_wavefronts(kind, bytes, group, address);
+        const uint32_t by_banks = group_wavefronts(ACCESS_IS_LOAD, bytes, group, address);
         const uint32_t by_lines = (cost_global(bytes, group, address).lines + LINES - 1) / LINES;
         passes += by_banks > by_lines ? by_banks : by_lines;
     }

@@ -23,10 +23,10 @@ struct bank_cost {
  * it. `is_paired` does not depend on `bytes`. */
 struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address);
 
-/* Return the passes over the data of L1 that a load or store of global memory takes, if L1 has its lines. Their banks
+/* Return the passes over the data of L1 that a load of global memory takes, if L1 has its lines. Their banks
  * are those of shared memory, and a pass has at most four lines: measured on an H100 by `microbench memory`. `bytes`
  * per lane is at most 32. */
-uint32_t cost_l1(enum cost_kind kind, uint32_t bytes, uint32_t mask, const uint64_t *address);
+uint32_t cost_l1(uint32_t bytes, uint32_t mask, const uint64_t *address);
 
 struct sector_cost {
     uint32_t sectors, ideal_sectors; /* of 32 bytes; ideal: the fewest that hold as many different bytes */

@@ -262,8 +262,8 @@ static void add_side(struct profile_worker *own, const struct event *e, const st
         pending[COUNT_global_ideal_sectors] += cost.ideal_sectors;
         pending[COUNT_global_lines] += cost.lines;
         pending[COUNT_global_ideal_lines] += cost.ideal_lines;
-        if (side->kind != ACCESS_IS_ATOMIC && own->class[e->pc] != REACH_COPY) {
-            pending[COUNT_global_wavefronts] += cost_l1(side->kind, side->bytes, global, address);
+        if (side->kind == ACCESS_IS_LOAD && own->class[e->pc] != REACH_COPY) {
+            pending[COUNT_global_wavefronts] += cost_l1(side->bytes, global, address);
         }
         const uint32_t sectors = l2_sectors(own, e, side, global, address, cost.sectors);
         pending[COUNT_global_l2_accesses] += sectors != 0;
