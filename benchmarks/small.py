@@ -127,13 +127,15 @@ def error(torch: Any, tensors: list[Any], case: Case) -> float:
 
 def in_e4m3(device: pysm120.Device, torch: Any, shape: tuple[int, ...]) -> tuple[list[list[Any]], list[Any]]:
     """Return sets of q, k, v in e4m3 and out in bf16; and the first set as tensors of PyTorch."""
-    rng, sets = np.random.default_rng(), []
+    sets: list[list[Any]] = []
+    first: list[Any] = []
     for _ in range(SETS):
-        values = [rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn) for _ in range(3)]
+        narrow = [torch.randn(shape, device="cuda").to(torch.float8_e4m3fn) for _ in range(3)]
         out = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
         if not sets:
-            first = [torch.tensor(x.astype(np.float32), device="cuda") for x in values] + [out]
-        sets.append([*(device.array(x) for x in values), out])
+            first = [*(x.float() for x in narrow), out]
+        codes = [x.view(torch.uint8).cpu().numpy().view(ml_dtypes.float8_e4m3fn) for x in narrow]
+        sets.append([*(device.array(x) for x in codes), out])
     return sets, first
 
 

@@ -419,8 +419,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidArgumentError(message)
     picture = _picture(arguments.timeline)
     chip = chips.load(arguments.chip)
-    mhz = number(arguments.mhz, "--mhz")
-    chip = chip.at(float(mhz)) if mhz else chip
+    chip = chip.at(float(stated)) if (stated := number(arguments.mhz, "--mhz")) else chip
     kernel, model, rounds, problem, prediction, known, splits = predicted(
         arguments, chip, keep_events=picture is not None
     )

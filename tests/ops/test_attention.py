@@ -82,13 +82,19 @@ def launch(device: pysm120.Device) -> None:
             call(head_dim, dtype, precision)
             pysm120.attention_varlen(x, x, x, ends, ends, precision=precision, device=device)
     launch_pack(device)
-    of_fp8 = [("float8_e4m3fn", "fp8", head_dim, cap) for head_dim in (64, 128, 33) for cap in (0.0, 3.0)]
-    copied = [("bfloat16", "bf16", 33, 0.0), ("float32", "bf16", 33, 0.0), ("float32", "mxfp8", 33, 0.0)]
-    wide = [("float32", "mxfp8", 256, 0.0), ("float32", "mxfp8", 256, 3.0)]
-    for dtype, precision, head_dim, cap in (*copied, *of_fp8, *wide):
-        call(head_dim, dtype, precision, softcap=cap)
-    for head_dim, config in itertools.product((64, 128), ("r16", "k4")):
-        call(head_dim, "float8_e4m3fn", "fp8", config)
+    of_fp8: list[tuple[str, str, int, dict[str, Any]]] = [
+        ("float8_e4m3fn", "fp8", head_dim, options)
+        for head_dim in (64, 128, 33)
+        for options in ({"softcap": 3.0}, {"config": "r16"}, {"config": "k4"})
+    ]
+    copied: list[tuple[str, str, int, dict[str, Any]]] = [
+        ("bfloat16", "bf16", 33, {}),
+        ("float32", "bf16", 33, {}),
+        ("float32", "mxfp8", 33, {}),
+    ]
+    copied += [("float32", "mxfp8", 256, {}), ("float32", "mxfp8", 256, {"softcap": 3.0})]
+    for dtype, precision, head_dim, options in (*copied, *of_fp8):
+        call(head_dim, dtype, precision, **options)
 
 
 def launch_pack(device: pysm120.Device) -> None:

@@ -127,7 +127,7 @@ def test_scores_that_rise(
 def test_large_scores_that_differ_by_little(
     opened: OpenDevice, rng: np.random.Generator, head_dim: int, sign: int
 ) -> None:
-    """Scores near 2^22, in powers of 2, which differ by multiples of 0.7: P, and the sums of groups, keep the differences."""
+    """Scores near 2^22, in powers of 2, differ by multiples of 0.7: P and the sums of groups keep the differences."""
     case = Case(1, 2, 1, 70, 530, head_dim, None, "float8_e4m3fn", "float32", 0.7 * sign / np.log2(np.e))
     q, k, v = random_inputs(rng, case)
     q[..., :32], k[..., :32] = 448 * sign, 448
