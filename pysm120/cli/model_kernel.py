@@ -25,7 +25,6 @@ from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_b
 
 INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, and says which
 _IDLE = 0.1  # most of the time in which an idle DRAM is busy
-_L1_BESIDE = 28 * 1024  # bytes of L1 that shared memory cannot have: of 256 KiB on Hopper, of 128 KiB on SM120
 _SPILLED = re.compile(r"\[R1(?:\+0x[0-9a-f]+)?\]$")  # the address of a spilled register
 _REPEATS = 2  # times that L2 gives the bytes of DRAM, above which L1 may matter
 _COPY_LOAD, _COPY_STORE = re.compile(r"UTMALDG|UBLKCP\.S\.G"), re.compile(r"UTMASTG|UBLKCP\.G\.S")
@@ -210,7 +209,7 @@ class Kernel:
         threads = files.threads_of(image, model.function.name, triple(block, "--block") if block else None)
         shared = entry.static_shared_bytes + (number(self.arguments.shared, "--shared", least=0) or 0)
         shared += int(chip["shared_bytes_reserved"])
-        left = int(chip["shared_bytes_per_sm"]) + _L1_BESIDE - model.slots * shared
+        left = int(chip["shared_bytes_per_sm"]) + memory.L1_BESIDE - model.slots * shared
         around = (model.paths.sources[step.place] for step in model.paths.around)
         spilled = {one.operands[1]: pipes.local_bytes(one) for one in around if one.base == "LDL"}
         bytes_of_thread = sum(size for place, size in spilled.items() if _SPILLED.match(place))
@@ -347,6 +346,7 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
         of_keys = of_library(record, problem, chip)
         rounds = of_keys.rounds(record, problem)
     held = problem.tensor_bytes(record) if problem else 0
+    kernel.check(model)
     others = kernel.others(model, rounds)
     dram = kernel.dram_bytes(model, rounds, others)
     streamed = bool(kernel.file and dram and memory.is_streamed(predict.all_l2_bytes(model, rounds, others), dram))
@@ -366,7 +366,6 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
         others = kernel.others(model, rounds)
         prediction = prediction_of(model, others)
     kernel.chip = model.chip
-    kernel.check(model)
     if problem and of_keys:
         behind = of_keys.clocks(record, problem, chip)
         prediction = dataclasses.replace(prediction, clocks=prediction.clocks + behind)

@@ -118,8 +118,8 @@ def add_passes(one: Instruction) -> int:
 
 
 def l1_passes(one: Instruction) -> int:
-    """Return the passes over the data of L1 that a load or store of global memory takes, if its lanes lie together."""
-    if class_of(one.opcode) not in {"load_global", "store_global"} or one.base in {"ATOM", "ATOMG"}:
+    """Return the passes over the data of L1 that a load of global memory takes, if its lanes lie together."""
+    if class_of(one.opcode) != "load_global":
         return 0
     return -(-_LANES * lane_bytes(one) // _PASS_BYTES)
 

@@ -52,7 +52,7 @@ class Chip:
         known = float(self["l2_gbs"])
         return known if self["l2_binds"] else float(self.values.get("l2_most_gbs") or math.inf)
 
-    def dram_gbs(self, written: float) -> float:
+    def dram_bandwidth(self, written: float) -> float:
         """Return the bandwidth of DRAM in GB/s if a share of the bytes is written; least at a half."""
         reading, copying = float(self["dram_read_gbs"]), float(self["dram_gbs"])
         return reading - (reading - copying) * 4 * written * (1 - written)

@@ -3,9 +3,9 @@
 import dataclasses
 
 from pysm120.model.chips import Chip
-from pysm120.model.recorded import SECTOR_BYTES, Launch
-from pysm120.observe.profile import REUSE_RATIO
+from pysm120.model.recorded import SECTOR_BYTES, Launch, lost
 
+L1_BESIDE = 28 * 1024  # bytes of L1 that shared memory cannot have: of 256 KiB on Hopper, of 128 KiB on SM120
 _SHARED = 48  # most times that L2 serves a byte which comes from DRAM each time that it is needed
 
 
@@ -18,6 +18,12 @@ def shared(chip: Chip) -> Chip:
     """Return the chip with loads and cp.async that get no more than an SM's share of L2."""
     rate = min(float(chip["copy_bytes_per_clock"]), share(chip))
     return dataclasses.replace(chip, values={**chip.values, "load_bytes_per_clock": rate})
+
+
+def l1_bytes(chip: Chip, slots: int, shared_bytes: int) -> float:
+    """Return the L1 that the resident CTAs of an SM, with an amount of shared memory each, leave to each of them."""
+    taken = slots * (shared_bytes + int(chip["shared_bytes_reserved"]))
+    return max(0, int(chip["shared_bytes_per_sm"]) + L1_BESIDE - taken) / slots
 
 
 def is_streamed(l2_bytes: float, dram_bytes: float) -> bool:
@@ -34,7 +40,7 @@ def reread_bytes(chip: Chip, recorded: Launch, ctas: int, slots: int, tensor_byt
 
     The resident CTAs interleave. So L2 holds a line from one touch to the next if all of them together touch no more in
     between than L2 has: if the distance, in bytes of a CTA, is at most ``held``. Distances of a step, from ``least``
-    to ``REUSE_RATIO`` times as many bytes, count as evenly distributed.
+    to sqrt(2) times as many bytes, count as evenly distributed.
 
     Parameters
     ----------
@@ -51,8 +57,5 @@ def reread_bytes(chip: Chip, recorded: Launch, ctas: int, slots: int, tensor_byt
     if tensor_bytes <= float(chip["l2_bytes"]):
         return 0.0
     held = float(chip["l2_bytes"]) / min(ctas, slots * int(chip["sms"]))
-    lost = sum(
-        sectors * min(1.0, max(0.0, (REUSE_RATIO - held / least) / (REUSE_RATIO - 1)))
-        for least, sectors in recorded.reuse.items()
-    )
-    return SECTOR_BYTES * lost * ctas / recorded.ctas
+    again = sum(sectors * lost(least, held) for least, sectors in recorded.reuse.items())
+    return SECTOR_BYTES * again * ctas / recorded.ctas

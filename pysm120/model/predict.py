@@ -269,7 +269,7 @@ def predict(
     stored = max(0.0, sum(stored_bytes(*launch) for launch in ((model, rounds), *besides)))
     l2_clocks, dram_clocks = (
         start + count / (rate * per_clock) if count else 0.0
-        for count, rate in ((l2, chip.l2_limit), (dram, chip.dram_gbs(min(1.0, stored / dram) if dram else 0.0)))
+        for count, rate in ((l2, chip.l2_limit), (dram, chip.dram_bandwidth(min(1.0, stored / dram) if dram else 0.0)))
     )
     adds = max(0.0, sum(add_bytes(*launch) for launch in ((model, rounds), *besides)))
     # All SMs add at once, and each at the chip's rate.

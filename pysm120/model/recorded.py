@@ -18,14 +18,16 @@ from typing import NamedTuple
 from pysm120.machine_code import pipes
 from pysm120.machine_code.sass import Function, Instruction, Loop
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
-from pysm120.observe.profile import Counts, Statement, total
+from pysm120.observe.profile import REUSE_RATIO, Counts, Statement, total
 from pysm120.runtime.errors import InvalidArgumentError
 
 _OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # opcodes whose lines are not reliable
 SECTOR_BYTES = 32
+PROFILED_L1 = 32 * 1024  # of each CTA on the virtual device
 _NOT_IN_L1 = re.compile(r"\.STRONG\b")  # volatile loads
 # Opcodes of PTX that may access global memory.
 _ACCESS = re.compile(r"(?:ldu?|st|cp\.async|red|atom|wmma\.(?:load|store))$")
+_KEPT = re.compile(r"ldu?$|wmma\.load$")  # that L1 keeps
 _EXTENDED = re.compile(r"\.E\b")  # 64-bit addresses
 _WAIT_LENGTH = 8  # most instructions of a wait that a branch may skip
 
@@ -53,11 +55,20 @@ class Banks(NamedTuple):
         return passes * self.wavefronts / self.ideal if passes <= self.ideal else max(passes, self.wavefronts)
 
 
+def lost(least: float, held: float) -> float:
+    """Return the share of sectors that a cache of ``held`` bytes has lost before they are touched again.
+
+    Their distances are evenly distributed from ``least`` to ``REUSE_RATIO`` times as many bytes.
+    """
+    return min(1.0, max(0.0, (REUSE_RATIO - held / least) / (REUSE_RATIO - 1)))
+
+
 class Sectors(NamedTuple):
     """The average access of global memory of a statement: the sectors and lines that it touches.
 
-    ``fetched``: sectors that an L1 of 32 KiB for each CTA does not hold. ``missed``: share of accesses that have any.
-    ``wavefronts``: passes over the data of L1.
+    ``fetched``: sectors that an L1 of ``PROFILED_L1`` bytes for each CTA does not hold. ``missed``: share of accesses
+    that have any. ``wavefronts``: passes over the data of L1. ``reuse``: sectors that a CTA touches again and no other
+    CTA touches, by distance, of loads that L1 keeps.
     """
 
     touched: float
@@ -65,6 +76,16 @@ class Sectors(NamedTuple):
     fetched: float = 0.0
     missed: float = 0.0
     wavefronts: float = 0.0
+    reuse: Mapping[int, float] = MappingProxyType({})
+
+    def within(self, l1_bytes: float) -> "Sectors":
+        """Return the access with another L1 for each CTA, as far as a CTA touches its sectors again."""
+        more = sum(n * (lost(least, l1_bytes) - lost(least, PROFILED_L1)) for least, n in self.reuse.items())
+        if not more:
+            return self
+        fetched = min(self.touched, max(0.0, self.fetched + more))
+        missed = min(1.0, max(0.0, self.missed + (fetched - self.fetched) / self.touched))
+        return self._replace(fetched=fetched, missed=missed)
 
     @property
     def requests(self) -> float:
@@ -86,6 +107,10 @@ class Launch(NamedTuple):
     sectors: Mapping[int, Sectors] = MappingProxyType({})
     reuse: Mapping[int, int] = MappingProxyType({})
     copied: float | None = None
+
+    def within(self, l1_bytes: float) -> "Launch":
+        """Return the counts with another L1 for each CTA."""
+        return self._replace(sectors={row: one.within(l1_bytes) for row, one in self.sectors.items()})
 
 
 def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
@@ -126,8 +151,11 @@ def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, Sectors
         if one.kernel != entry:
             continue
         if n := (c := one.counts).global_accesses:
+            reuse = c.global_reuse if _KEPT.match(one.opcode) else {}
             counts = (c.global_sectors, c.global_lines, c.global_l2_sectors, c.global_l2_accesses, c.global_wavefronts)
-            found.setdefault(one.row, Sectors(*(count / n for count in counts)))
+            found.setdefault(
+                one.row, Sectors(*(count / n for count in counts), {least: count / n for least, count in reuse.items()})
+            )
         elif _ACCESS.match(one.opcode):
             found.setdefault(one.row, Sectors(0.0))
     return found

@@ -643,9 +643,9 @@ class Pipes:
         return steps
 
     def l1_passes(self, one: Instruction) -> float:
-        """Return the passes over the data of L1 that a load or store of global memory takes: of loads as recorded."""
-        passes, is_load = pipe_table.l1_passes(one), pipe_table.class_of(one.opcode) == "load_global"
-        return found.wavefronts if is_load and (found := self.sectors(one)) is not None else passes
+        """Return the passes over the data of L1 that a load of global memory takes."""
+        passes = pipe_table.l1_passes(one)
+        return found.wavefronts if passes and (found := self.sectors(one)) is not None else passes
 
     def requested(self, found: Sectors) -> float:
         """Return the bytes of the requests of L2 that a load or cp.async makes."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pysm120.machine_code import sass
 from pysm120.machine_code.cubin import Cubin
-from pysm120.model import backward, chips, kernel_model, launches, loops, predict, streams
+from pysm120.model import backward, chips, kernel_model, launches, loops, memory, predict, streams
 from pysm120.model import problem as problems
 from pysm120.model import record as records
 from pysm120.model.chips import Chip
@@ -126,6 +126,9 @@ def image_model(
     function, recording = _function(image, entry.name), None
     if record:
         function, recording = record(function, threads)
+    if recording:
+        of_cta = memory.l1_bytes(chip, slots, shared)
+        recording.launches = [launch.within(of_cta) for launch in recording.launches]
     has_products = any(one.is_tensor for one in function.instructions)
     chip = chip.running(has_products=has_products)
     warps = warps_of(function, threads, recording) if warps_of else None

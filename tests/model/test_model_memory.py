@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pysm120 import __main__
-from pysm120.model import chips, memory
+from pysm120.model import chips, memory, streams
 from pysm120.model.recorded import Launch
 
 pytestmark = pytest.mark.virtual
@@ -339,18 +339,21 @@ def test_tiles_come_from_dram_if_l2_does_not_keep_them(
     launch = [str(path), "--chip", chip, "--ctas", "100", "--rounds", "64"]
     half = int(of_chip["l2_bytes"]) // 2
     near, far = (model(capsys, *launch, "--bytes", str(size)) for size in (half, half + 1))
-    later = of_chip["dram_latency"] - of_chip.timing("load_global").latency
+    # So few CTAs load much less than the stated bytes, which keep DRAM busy.
+    later = streams.from_dram(of_chip, 1.0).timing("load_global").latency - of_chip.timing("load_global").latency
     assert far["clocks_per_round"] - near["clocks_per_round"] == pytest.approx(later, abs=2)
 
 
-def test_tiles_that_are_loaded_ahead_come_from_l2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tiles_that_many_ctas_load_ahead_come_from_l2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """20,000 CTAs load a hundred times what comes from DRAM; 100 load less than that."""
     path, half = tmp_path / "k.ptx", int(chips.load("rtx5090")["l2_bytes"]) // 2
     copy = PRODUCTS[PRODUCTS.index("    cp.async.cg") : PRODUCTS.index("    cp.async.wait_group")]
     ahead = PRODUCTS.replace(copy, "").replace("    mma.sync", f"    bar.sync 0;\n{copy}    mma.sync", 1)
     path.write_text(ahead)
-    launch = [str(path), "--ctas", "100", "--rounds", "64"]
-    near, far = (model(capsys, *launch, "--bytes", str(size)) for size in (half, half + 1))
-    assert far["clocks_per_round"] == near["clocks_per_round"]
+    for ctas, rounds, is_alike in (("20000", "512", True), ("100", "64", False)):
+        launch, status = [str(path), "--ctas", ctas, "--rounds", rounds], 3 if is_alike else 0  # 3: L2 bounds it
+        near, far = (model(capsys, *launch, "--bytes", str(size), status=status) for size in (half, half + 1))
+        assert (far["clocks_per_round"] == near["clocks_per_round"]) is is_alike
 
 
 @pytest.mark.parametrize(("place", "sectors"), [("16, s", 16), ("16, s16", 32), ("32, s", 32)])
@@ -457,7 +460,7 @@ def test_what_l2_loses_comes_from_dram_again(tmp_path: Path, capsys: pytest.Capt
     assert lost["bound"] == "dram"
     held = twice(tmp_path, capsys, 64 * KIB, apart=64 * KIB)
     assert held["reread_bytes"] == 0
-    assert lost["microseconds"] > 3.5 * held["microseconds"]  # four times the bytes
+    assert lost["microseconds"] > 3.2 * held["microseconds"]  # four times the bytes
     few = twice(tmp_path, capsys, 128 * KIB, apart=128 * KIB, ctas=510)  # 64 MiB on the whole chip
     assert few["reread_bytes"] == 0
 

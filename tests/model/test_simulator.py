@@ -34,6 +34,7 @@ mhz = 1000
 l2_gbs = 1000
 l2_binds = 1
 dram_gbs = 500
+dram_read_gbs = 500
 l2_bytes = 1000000
 scheduler = "greedy"
 queue_depth = 8
@@ -59,6 +60,8 @@ adds_bind = 1
 add_bytes_per_clock = 16
 add_queue_bytes = 4096
 store_bytes_per_clock = 32
+load_request_bytes = 64
+store_request_bytes = 54
 dram_latency = 900
 source = "made up"
 """
