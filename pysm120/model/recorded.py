@@ -152,9 +152,10 @@ def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, Sectors
             continue
         if n := (c := one.counts).global_accesses:
             reuse = c.global_reuse if _KEPT.match(one.opcode) else {}
-            counts = (c.global_sectors, c.global_lines, c.global_l2_sectors, c.global_l2_accesses, c.global_wavefronts)
+            counts = [c.global_sectors, c.global_lines, c.global_l2_sectors, c.global_l2_accesses, c.global_wavefronts]
+            sectors, lines, fetched, missed, passes = (count / n for count in counts)
             again = {least: count / n for least, count in reuse.items()}
-            found.setdefault(one.row, Sectors(*(count / n for count in counts), reuse=again))
+            found.setdefault(one.row, Sectors(sectors, lines, fetched, missed, passes, again))
         elif _ACCESS.match(one.opcode):
             found.setdefault(one.row, Sectors(0.0))
     return found
