@@ -122,6 +122,11 @@ def record_of(name: str, tile: str | None = None) -> Builtin:
     return Builtin(name, "", 0, 0, operation="attention", q_rows=int(found[1]), kv_rows=int(found[2]))
 
 
+def tensor_classes(model: KernelModel) -> set[str]:
+    """Return the classes of a kernel's matrix instructions."""
+    return {pipes.class_of(one.opcode) for one in model.function.instructions if one.is_tensor}
+
+
 class Kernel:
     """The kernel of the command line, its PTX if there is one, and the recording of its branches."""
 
@@ -192,6 +197,10 @@ class Kernel:
             self.missing.append("32 rounds of the main loop are assumed: give --rounds or --profile")
         if isinstance(model.handovers, InTime) and model.handovers.rings:
             self.missing.append(f"waits for copies are left out: {model.handovers.why}")
+        if unknown := sorted(tensor_classes(model) - set(self.chip.timings)):
+            self.missing.append(
+                f"the file of chip {self.chip.key} has no timing of {', '.join(unknown)}: they take none"
+            )
         if refused := sass.refused_copies(model.function):
             one = refused[0]
             self.missing.append(
@@ -208,15 +217,14 @@ class Kernel:
         entry, block, chip = Cubin(image).entry(model.function.name), self.arguments.block, self.chip
         threads = files.threads_of(image, model.function.name, triple(block, "--block") if block else None)
         shared = entry.static_shared_bytes + (number(self.arguments.shared, "--shared", least=0) or 0)
-        shared += int(chip["shared_bytes_reserved"])
-        left = int(chip["shared_bytes_per_sm"]) + memory.L1_BESIDE - model.slots * shared
+        left = round(model.slots * memory.l1_bytes(chip, model.slots, shared))
         around = (model.paths.sources[step.place] for step in model.paths.around)
         spilled = {one.operands[1]: pipes.local_bytes(one) for one in around if one.base == "LDL"}
         bytes_of_thread = sum(size for place, size in spilled.items() if _SPILLED.match(place))
         frames = model.slots * threads * bytes_of_thread
         if frames > left:
             self.missing.append(
-                f"the main loop loads {frames:,} bytes of spilled registers on an SM, and L1 holds {max(0, left):,}: "
+                f"the main loop loads {frames:,} bytes of spilled registers on an SM, and L1 holds {left:,}: "
                 "L2 or DRAM delivers them again and again, which the model leaves out"
             )
 
@@ -350,8 +358,9 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
     others = kernel.others(model, rounds)
     dram = kernel.dram_bytes(model, rounds, others)
     streamed = bool(kernel.file and dram and memory.is_streamed(predict.all_l2_bytes(model, rounds, others), dram))
-    model = kernel.model(stages, branches, streamed=True) if streamed else model
-    others = kernel.others(model, rounds)
+    if streamed:
+        model = kernel.model(stages, branches, streamed=True)
+        others = kernel.others(model, rounds)
     again = kernel.reread_bytes(model, len(rounds), held if dram is None else dram)
 
     def prediction_of(model: KernelModel, others: list[roles.Other]) -> Prediction:

@@ -5,7 +5,7 @@ import dataclasses
 from pysm120.model.chips import Chip
 from pysm120.model.recorded import SECTOR_BYTES, Launch, lost
 
-L1_BESIDE = 28 * 1024  # bytes of L1 that shared memory cannot have: of 256 KiB on Hopper, of 128 KiB on SM120
+_L1_BESIDE = 28 * 1024  # bytes of L1 that shared memory cannot have: of 256 KiB on Hopper, of 128 KiB on SM120
 _SHARED = 48  # most times that L2 serves a byte which comes from DRAM each time that it is needed
 
 
@@ -23,7 +23,7 @@ def shared(chip: Chip) -> Chip:
 def l1_bytes(chip: Chip, slots: int, shared_bytes: int) -> float:
     """Return the L1 that the resident CTAs of an SM, with an amount of shared memory each, leave to each of them."""
     taken = slots * (shared_bytes + int(chip["shared_bytes_reserved"]))
-    return max(0, int(chip["shared_bytes_per_sm"]) + L1_BESIDE - taken) / slots
+    return max(0, int(chip["shared_bytes_per_sm"]) + _L1_BESIDE - taken) / slots
 
 
 def is_streamed(l2_bytes: float, dram_bytes: float) -> bool:

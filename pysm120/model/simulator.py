@@ -607,8 +607,8 @@ class Pipes:
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
             passes = 0 if is_idle else self.wavefronts(one) or pipe_table.add_passes(one) or self.l1_passes(one)
             # The result is ready after all wavefronts, which take an interval each.
-            ideal = pipe_table.wavefronts(one) or pipe_table.add_passes(one) or min(passes, pipe_table.l1_passes(one))
-            conflicts = passes - ideal if passes else 0
+            ideal = pipe_table.wavefronts(one) or pipe_table.add_passes(one) or pipe_table.l1_passes(one)
+            conflicts = max(0, passes - ideal)
             latency, loaded, stored = (timing.latency, 0.0, 0.0) if is_idle else self.of_memory(one, timing.latency)
             special, amount = _special(one)
             written = 0.0

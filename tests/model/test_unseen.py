@@ -30,7 +30,7 @@ def test_a_list_is_whole(path: Path) -> None:
     document: dict[str, Any] = json.loads(path.read_text())
     rows = measure.read_list(path)["launches"]
     assert all(source["commit"] for source in document["sources"].values() if source["repository"])
-    assert len(rows) >= 12
+    assert len(rows) >= 16
     assert len({row["name"] for row in rows}) == len(rows)
     for row in rows:
         assert row["predicted"] > 5000, row["name"]
@@ -42,12 +42,13 @@ def test_a_list_is_whole(path: Path) -> None:
 
 
 def test_no_launch_was_shown_before() -> None:
-    """The 30 launches that shaped the model are no test of it, and no launch is in two lists."""
+    """The 30 launches that shaped the model are no test of it and are marked; no launch is in two lists."""
     validation = (ROOT / "docs" / "explanation" / "model-validation.md").read_text()
     part = validation.split("## Which launches had the model never seen?")[1].split(PAGE_PART)[0]
     shown = {line.split("|")[1].strip() for line in part.splitlines() if line.startswith("|")}
-    names = [row["name"] for path in LISTS for row in json.loads(path.read_text())["launches"]]
-    assert not shown & set(names)
+    rows = [row for path in LISTS for row in json.loads(path.read_text())["launches"]]
+    names = [row["name"] for row in rows]
+    assert shown & set(names) == {row["name"] for row in rows if row.get("shown_before")}
     assert len(set(names)) == len(names)
 
 
@@ -59,7 +60,7 @@ def test_the_page_has_what_was_measured(number: int) -> None:
     parts = re.split(r"\n### The \w+ round\n", part)
     assert len(parts) == len(LISTS)
     part = " ".join(parts[number].split())
-    measured = [row for row in document["launches"] if "error" in row]
+    measured = [row for row in document["launches"] if "error" in row and not row.get("shown_before")]
     for row in measured:
         assert row["error"] == pytest.approx(row["predicted"] / row["clocks"] - 1, abs=1e-4)
         figures = f"| {row['name']} | {row['predicted']:,} | {row['clocks']:,} | {100 * row['error']:+.1f} % |"
