@@ -497,19 +497,23 @@ def test_how_much_l2_loses(slots: int, tensors: int, lost: float) -> None:
     assert found == pytest.approx(lost * 32 * 500 / 2 * 10000, rel=1e-3)
 
 
-DOUBLES = """.version 8.0
-.target sm_80
+SPARSE = """.version 8.8
+.target sm_120a
 .address_size 64
 .visible .entry k(.param .u64 y)
 {
     .reg .b64 q;
-    .reg .f64 a, d<2>;
+    .reg .b32 a;
+    .reg .f32 d<4>;
     ld.param.u64 q, [y];
-    mov.f64 a, 0d3FF0000000000000;
-    mov.f64 d0, a;
-    mov.f64 d1, a;
-    mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {d0, d1}, {a}, {a}, {d0, d1};
-    st.global.v2.f64 [q], {d0, d1};
+    mov.b32 a, 0x38383838;
+    mov.f32 d0, 0f00000000;
+    mov.f32 d1, d0;
+    mov.f32 d2, d0;
+    mov.f32 d3, d0;
+    mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e4m3.f32.ue8m0
+        {d0, d1, d2, d3}, {a, a, a, a}, {a, a, a, a}, {d0, d1, d2, d3}, a, 0, a, {0, 0}, a, {0, 0};
+    st.global.v4.f32 [q], {d0, d1, d2, d3};
     ret;
 }
 """
@@ -517,9 +521,8 @@ DOUBLES = """.version 8.0
 
 def test_products_without_a_timing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "k.ptx"
-    path.write_text(DOUBLES)
+    path.write_text(SPARSE)
     launch = [str(path), "--block", "32", "--ctas", "100", "--bytes", "1024"]
     assert model(capsys, *launch, status=3)["incomplete"] == [
-        "the file of chip rtx5090 has no timing of dmma: they take none"
+        "the file of chip rtx5090 has no timing of mma_sf_sparse: they take none"
     ]
-    assert "dmma" not in str(model(capsys, *launch, "--chip", "h200")["incomplete"])
