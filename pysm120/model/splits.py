@@ -55,10 +55,10 @@ class Splits:
         return float(chip["launch_clocks"]) + tiles * rows * width * (_F32 * self.splits + _F32 / 2) / per_clock
 
 
-def _described(struct: str, kernel: Builtin, problem: Problem) -> Any:
-    """Return the arguments of a call, without tensors."""
+def described(struct: str, precision: str, problem: Problem) -> Any:
+    """Return the arguments of a call in a precision, without tensors."""
     args = new_struct(struct)
-    args.precision = PRECISIONS[kernel.precision][0]
+    args.precision = PRECISIONS[precision][0]
     args.batch, args.heads, args.kv_heads = problem.batch, problem.heads, problem.groups
     args.q_rows = args.kv_rows = problem.rows
     args.head_dim, args.scale = problem.head_dim, 1.0
@@ -68,7 +68,7 @@ def _described(struct: str, kernel: Builtin, problem: Problem) -> Any:
 
 def of_backward(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
     """Return how the library splits a call of the backward pass with a kernel on a chip."""
-    args = _described("sm120_attention_backward_args", kernel, problem)
+    args = described("sm120_attention_backward_args", kernel.precision, problem)
     of_rows = problem.head_dim
     for tensor, heads in ((args.q, problem.heads), (args.k, problem.groups)):
         tensor.dtype = lib.SM120_F16 if kernel.precision == "f16" else lib.SM120_BF16
@@ -88,7 +88,7 @@ def of_backward(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
 
 def of_library(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
     """Return how the library splits a call of a kernel on a chip."""
-    args = _described("sm120_attention_args", kernel, problem)
+    args = described("sm120_attention_args", kernel.precision, problem)
     config = new("char[]", kernel.config.encode())
     args.config = config
     chosen, index = new("char const **"), new("int32_t *")

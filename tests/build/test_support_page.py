@@ -302,7 +302,9 @@ def test_devices() -> None:
     by_name = {name.strip("`") if name.startswith("`") else name: cells for name, cells in shown.items()}
     counts = recorded()
     assert sorted(by_name) == sorted([*counts, "copy_batch"])
-    assert {p.name for p in (ROOT / "results").iterdir() if p.is_dir()} == {"h100", "h200"}, "another chip: change the page"
+    assert {p.name for p in (ROOT / "results").iterdir() if p.is_dir()} == {"h100", "h200"}, (
+        "another chip: change the page"
+    )
     for name, cells in by_name.items():
         tested = name == "copy_batch" or counts[name]
         hopper = cells[1].split(";")[0]

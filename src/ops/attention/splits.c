@@ -2,83 +2,13 @@
 #include "ops/attention/splits.h"
 
 #include <inttypes.h>
-#include <math.h>
 
 #include "generated/constants.h"
-#include "ops/resident.h"
+#include "ops/attention/clocks.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
 enum { SPLITS_MAX = ATTENTION_SPLITS_MAX };
-
-/* Floating-point operations that a kernel does in a clock of a multiprocessor, as predicted for SM120. */
-static const struct {
-    uint32_t precision;
-    double rate;
-} rates[] = {
-    {SM120_BF16, 510},      {SM120_F16, 510},  {SM120_MXFP8, 1850}, {SM120_MXFP8_BF16, 810},
-    {SM120_MXFP8_F16, 810}, {SM120_FP8, 1900}, {SM120_NVFP4, 2550}, {SM120_NVFP4_MXFP8, 2100},
-};
-
-/* The same of kernels that differ: groups of warps share the keys, or few warps are on a multiprocessor; and the clocks
- * of a CTA outside of its rounds. */
-static const struct timing {
-    uint32_t precision, head_dim, key_groups;
-    double rate, outside;
-} timings[] = {
-    {SM120_BF16, 64, 4, 510, 2500}, {SM120_F16, 64, 4, 510, 2500},  {SM120_BF16, 128, 2, 510, 3900},
-    {SM120_F16, 128, 2, 510, 3900}, {SM120_FP8, 64, 4, 1380, 4100}, {SM120_FP8, 128, 4, 1550, 7500},
-    {SM120_FP8, 64, 1, 1500, 5100},
-};
-
-static const struct timing *timing_of(const struct kernel_record *record) {
-    for (size_t i = 0; i < sizeof timings / sizeof *timings; ++i) {
-        if (timings[i].precision == record->precision && timings[i].head_dim == record->head_dim &&
-            timings[i].key_groups == record->key_groups) {
-            return timings + i;
-        }
-    }
-    return NULL;
-}
-
-static double rate_of(const struct device *device, const struct kernel_record *record) {
-    const double of_hopper = 2600; /* of 16 bits; the others are emulated there, and their splits as good as any */
-    const struct timing *const own = timing_of(record);
-    for (size_t i = 0; i < sizeof rates / sizeof *rates; ++i) {
-        if (rates[i].precision == record->precision && device->info.capability_major != HOPPER) {
-            return own != NULL ? own->rate : rates[i].rate;
-        }
-    }
-    return of_hopper;
-}
-
-/* Clocks of a CTA outside of its rounds: the timing model's 5100 of a CTA of eight or twelve warps, 9000 of four, which
- * overlap where CTAs share a multiprocessor. */
-static double clocks_outside(const struct device *device, const struct kernel_record *record) {
-    enum { FOUR_WARPS = 128 };
-    const struct timing *const own = timing_of(record);
-    if (own != NULL) {
-        return own->outside;
-    }
-    return record->threads == FOUR_WARPS ? 9000.0 / (double)resident_ctas(device, record, record->shared) : 5100;
-}
-
-/* Clocks of a launch that splits all Q tiles behind the last full wave, `splits` times: those of the multiprocessor
- * with the most CTAs, then those of the launch that adds up the splits, whose memory is the L2. */
-static double clocks_with(const struct device *device, const struct attention *call, const struct kernel_record *record,
-                          int64_t first, int64_t splits) {
-    const double merge = 3000, bytes_per_clock = 16; /* of a multiprocessor */
-    const int64_t sms = device->info.multiprocessors, tiles = attention_ctas(call, record);
-    const int64_t step = (int64_t)record->kv_rows * record->key_groups;
-    const int64_t rounds = (call->args->kv_rows + step - 1) / step;
-    const double each = 4.0 * (double)step * record->q_rows * record->head_dim / rate_of(device, record);
-    const double outside = clocks_outside(device, record);
-    const double whole = (double)(first / sms) * ((double)rounds * each + outside);
-    const double rest = (double)(((tiles - first) * splits + sms - 1) / sms) *
-                        ((double)((rounds + splits - 1) / splits) * each + outside);
-    const double moved = 8.0 * (double)((tiles - first) * splits) * record->q_rows * record->head_dim;
-    return whole + rest + (splits > 1 ? merge + moved / (bytes_per_clock * (double)sms) : 0);
-}
 
 /* Why the keys of a call cannot be split; NULL: they can. Every row must see all keys, and O must not be rounded to
  * E4M3 nor its largest value be found by the CTAs. */
@@ -99,9 +29,9 @@ static int64_t choose(const struct device *device, const struct attention *call,
     const int64_t kv_tiles = (call->args->kv_rows + record->kv_rows - 1) / record->kv_rows;
     const int64_t most = kv_tiles < SPLITS_MAX ? kv_tiles : SPLITS_MAX;
     int64_t best = 1;
-    *clocks = clocks_with(device, call, record, full, 1);
+    *clocks = attention_clocks_with(device, call, record, full, 1);
     for (int64_t splits = 2; splits <= most && obstacle(call) == NULL; ++splits) {
-        const double found = clocks_with(device, call, record, full, splits);
+        const double found = attention_clocks_with(device, call, record, full, splits);
         best = found < *clocks ? splits : best;
         *clocks = found < *clocks ? found : *clocks;
     }
@@ -113,7 +43,7 @@ double attention_clocks(const struct device *device, const struct attention *cal
     int64_t first = 0;
     double clocks = 0;
     if (call->args->num_splits != 0) {
-        return clocks_with(device, call, record, 0, call->args->num_splits);
+        return attention_clocks_with(device, call, record, 0, call->args->num_splits);
     }
     choose(device, call, record, &first, &clocks);
     return clocks;
