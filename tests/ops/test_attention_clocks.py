@@ -83,11 +83,12 @@ def chosen(precision: str, problem: Problem) -> int:
     return int(index[0])
 
 
-SHAPES = [  # precision, batch, rows, heads, head size
+SHAPES = [  # precision, batch, rows, heads, head size, causal
     ("bf16", 1, 512, 8, 64),
     ("bf16", 8, 197, 12, 64),
     ("bf16", 4, 512, 16, 64),
     ("bf16", 1, 1024, 16, 128),
+    ("bf16", 4, 512, 16, 64, True),
     ("fp8", 2, 512, 16, 64),
     ("fp8", 1, 512, 8, 128),
 ]
