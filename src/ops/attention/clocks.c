@@ -5,17 +5,12 @@
 
 #include "ops/resident.h"
 
-/* Clocks of a round of the main loop, and of a CTA outside of its rounds. */
-struct pace {
-    double round, outside;
-};
-
 /* The paces of kernels on an RTX 5090: of a CTA that has a multiprocessor to itself, and of each of many that share it
  * two at a time; 0: two do not fit. `python -m pysm120 model` predicts them; tests/ops/test_attention_clocks.py
  * compares. F16 has those of BF16. */
 static const struct timing {
     uint32_t precision, head_dim, q_rows, threads;
-    struct pace alone, each;
+    struct attention_pace alone, each;
 } timings[] = {
     {SM120_BF16, 32, 128, 128, {2568, 5335}, {0, 0}},
     {SM120_BF16, 32, 128, 256, {1994, 5447}, {2054, 1871}},
@@ -61,66 +56,69 @@ static const struct timing *timing_of(const struct kernel_record *record) {
     return NULL;
 }
 
-/* The paces of a kernel on a device. Hopper's are those of 16 bits: other products are emulated there, and their splits
- * as good as any. A CTA of four warps takes longer outside of its rounds, unless others share its multiprocessor. */
-static struct timing timing_on(const struct device *device, const struct kernel_record *record, int64_t step) {
+/* The pace of a kernel on Hopper. All have the rate of those in 16 bits; the others emulate their products there. A CTA
+ * of four warps takes longer outside of its rounds, unless others share its multiprocessor. */
+static struct attention_pace pace_on_hopper(const struct device *device, const struct kernel_record *record,
+                                            int64_t step) {
     enum { FOUR_WARPS = 128 };
     const double flops_per_clock = 2600;
-    const struct timing *const found = timing_of(record);
-    if (found != NULL && device->info.capability_major != HOPPER) {
-        return *found;
-    }
-    return (struct timing){.alone = {
-                               .round = 4.0 * (double)step * record->q_rows * record->head_dim / flops_per_clock,
-                               .outside = record->threads == FOUR_WARPS
-                                              ? 9000.0 / (double)resident_ctas(device, record, record->shared)
-                                              : 5100,
-                           }};
+    return (struct attention_pace){
+        .round = 4.0 * (double)step * record->q_rows * record->head_dim / flops_per_clock,
+        .outside =
+            record->threads == FOUR_WARPS ? 9000.0 / (double)resident_ctas(device, record, record->shared) : 5100,
+    };
 }
 
-static double clocks_of(struct pace pace, double rounds) {
+struct attention_estimate attention_estimate_of(const struct device *device, const struct attention *call,
+                                                const struct kernel_record *record) {
+    const int64_t step = (int64_t)record->kv_rows * record->key_groups;
+    const double all = (double)((call->args->kv_rows + step - 1) / step);
+    const double edges = (double)record->q_rows / (double)step + 1;
+    const struct reach reach = attention_reach(call->args);
+    const struct timing *const found = device->info.capability_major != HOPPER ? timing_of(record) : NULL;
+    struct attention_estimate estimate = {
+        .alone = found != NULL ? found->alone : pace_on_hopper(device, record, step),
+        .average = all,
+        .most = all,
+        .sms = device->info.multiprocessors,
+        .tiles = attention_ctas(call, record),
+        .tile_bytes = 8.0 * record->q_rows * record->head_dim,
+    };
+    estimate.each = found != NULL && found->each.round != 0 ? found->each : estimate.alone;
+    if (reach.has_left && reach.has_right) { /* all but the keys of a window are hidden */
+        estimate.most = fmin(all, ((double)reach.left + (double)reach.right) / (double)step + edges);
+        estimate.average = estimate.most;
+    } else if (reach.has_left || reach.has_right) { /* half of the keys are hidden on average */
+        estimate.average = fmin(all, (all + edges) / 2);
+    }
+    return estimate;
+}
+
+static double clocks_of(struct attention_pace pace, double rounds) {
     return rounds * pace.round + pace.outside;
 }
 
 /* The clocks of a multiprocessor for `whole` CTAs of so many rounds and `parts` CTAs of fewer rounds. Where two share
  * it, the last one ends alone. */
-static double clocks_of_sm(const struct timing *timing, double whole, double rounds, double parts, double fewer) {
-    const struct pace alone = timing->alone, each = timing->each.round != 0 ? timing->each : alone;
+static double clocks_of_sm(const struct attention_estimate *estimate, double whole, double rounds, double parts,
+                           double fewer) {
+    const struct attention_pace alone = estimate->alone, each = estimate->each;
     const double shared = whole * clocks_of(each, rounds) + parts * clocks_of(each, fewer);
     const double last = shared + (parts > 0 ? fewer : rounds) * (alone.round - each.round);
-    const double least = clocks_of(alone, whole > 0 ? rounds : fewer);
-    return last > least ? last : least;
+    return fmax(last, clocks_of(alone, whole > 0 ? rounds : fewer));
 }
 
-/* The tiles of keys that a CTA visits on average, and at most: a causal mask hides half of them, a window all but its
- * own. */
-static double average_rounds(const struct attention *call, const struct kernel_record *record, int64_t step,
-                             double rounds) {
-    const struct reach reach = attention_reach(call->args);
-    const double edges = (double)record->q_rows / (double)step + 1;
-    const double seen = reach.has_left && reach.has_right
-                            ? ((double)reach.left + (double)reach.right) / (double)step + edges
-                        : reach.has_left || reach.has_right ? (rounds + edges) / 2
-                                                            : rounds;
-    return seen < rounds ? seen : rounds;
-}
-
-double attention_clocks_with(const struct device *device, const struct attention *call,
-                             const struct kernel_record *record, int64_t first, int64_t splits) {
+double attention_clocks_with(const struct attention_estimate *estimate, int64_t first, int64_t splits) {
     const double merge = 3000, bytes_per_clock = 16; /* of a multiprocessor */
-    const int64_t sms = device->info.multiprocessors, tiles = attention_ctas(call, record);
-    const int64_t step = (int64_t)record->kv_rows * record->key_groups;
-    const double rounds = (double)((call->args->kv_rows + step - 1) / step);
-    const struct timing timing = timing_on(device, record, step);
-    const double average = average_rounds(call, record, step, rounds);
-    if (average < rounds) { /* the longest CTAs come first, so that short ones fill the multiprocessors at the end */
-        const double each = (double)tiles / (double)sms, longest = clocks_of(timing.alone, rounds);
-        const double shared = clocks_of_sm(&timing, each > 1 ? each : 1, average, 0, 0);
-        return shared > longest ? shared : longest;
+    const int64_t sms = estimate->sms, left = estimate->tiles - first;
+    const double most = estimate->most;
+    if (estimate->average < most) { /* the longest CTAs come first, and short ones fill the multiprocessors */
+        const double each = fmax(1, (double)estimate->tiles / (double)sms);
+        return fmax(clocks_of_sm(estimate, each, estimate->average, 0, 0), clocks_of(estimate->alone, most));
     }
-    const int64_t parts = ((tiles - first) * splits + sms - 1) / sms;
+    const int64_t parts = (left * splits + sms - 1) / sms;
     const double clocks =
-        clocks_of_sm(&timing, (double)(first / sms), rounds, (double)parts, ceil(rounds / (double)splits));
-    const double moved = 8.0 * (double)((tiles - first) * splits) * record->q_rows * record->head_dim;
+        clocks_of_sm(estimate, (double)(first / sms), most, (double)parts, ceil(most / (double)splits));
+    const double moved = (double)(left * splits) * estimate->tile_bytes;
     return clocks + (splits > 1 ? merge + moved / (bytes_per_clock * (double)sms) : 0);
 }

@@ -4,9 +4,23 @@
 
 #include "ops/attention/attention.h"
 
+/* Clocks of a round of the main loop, and of a CTA outside of its rounds. */
+struct attention_pace {
+    double round, outside;
+};
+
+/* What the clocks of a launch depend on, but for its splits. */
+struct attention_estimate {
+    struct attention_pace alone, each; /* of a CTA that has a multiprocessor to itself; of each where two share it */
+    double average, most;              /* rounds of the CTAs, and of the longest */
+    int64_t sms, tiles;
+    double tile_bytes; /* that the results of a split of a tile move */
+};
+struct attention_estimate attention_estimate_of(const struct device *device, const struct attention *call,
+                                                const struct kernel_record *record);
+
 /* Estimate the clocks of a launch whose Q tiles from `first` on have `splits` CTAs each, and of the launch that adds
  * them up. */
-double attention_clocks_with(const struct device *device, const struct attention *call,
-                             const struct kernel_record *record, int64_t first, int64_t splits);
+double attention_clocks_with(const struct attention_estimate *estimate, int64_t first, int64_t splits);
 
 #endif

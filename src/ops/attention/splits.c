@@ -28,10 +28,11 @@ static int64_t choose(const struct device *device, const struct attention *call,
     const int64_t full = tiles / sms * sms;
     const int64_t kv_tiles = (call->args->kv_rows + record->kv_rows - 1) / record->kv_rows;
     const int64_t most = kv_tiles < SPLITS_MAX ? kv_tiles : SPLITS_MAX;
+    const struct attention_estimate estimate = attention_estimate_of(device, call, record);
     int64_t best = 1;
-    *clocks = attention_clocks_with(device, call, record, full, 1);
+    *clocks = attention_clocks_with(&estimate, full, 1);
     for (int64_t splits = 2; splits <= most && obstacle(call) == NULL; ++splits) {
-        const double found = attention_clocks_with(device, call, record, full, splits);
+        const double found = attention_clocks_with(&estimate, full, splits);
         best = found < *clocks ? splits : best;
         *clocks = found < *clocks ? found : *clocks;
     }
@@ -43,7 +44,8 @@ double attention_clocks(const struct device *device, const struct attention *cal
     int64_t first = 0;
     double clocks = 0;
     if (call->args->num_splits != 0) {
-        return attention_clocks_with(device, call, record, 0, call->args->num_splits);
+        const struct attention_estimate estimate = attention_estimate_of(device, call, record);
+        return attention_clocks_with(&estimate, 0, call->args->num_splits);
     }
     choose(device, call, record, &first, &clocks);
     return clocks;
