@@ -201,7 +201,8 @@ def judge_all(
         allowed = reduced(room, got.dmask.shape) + 2.0**-20 * reduced(np.abs(dadded), got.dmask.shape)
         assert np.all(np.abs(got.dmask - expected) <= 1.1 * allowed)
         if got.dmask.shape[3] > 1:  # a sum over the keys of a row is 0, and the result is what rounding leaves
-            assert np.any(np.abs(expected) > 2 * allowed), "a result of zeros would pass"
+            # where a sink has nearly all of the weight, the kernel's arithmetic rounds P to 0
+            assert not expected.any() or np.any(np.abs(expected) > 2 * allowed), "a result of zeros would pass"
     for y, there, is_packed in zip(
         got.gradients,
         (covered[0], covered[1], covered[1]),
