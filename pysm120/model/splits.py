@@ -86,16 +86,21 @@ def of_backward(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
     return Splits(plan.first_split, plan.splits, sums, left, plan.group)
 
 
+def chosen(device: Device, args: Any) -> int:
+    """Return the index of the kernel that the library chooses for a call."""
+    config, index = new("char const **"), new("int32_t *")
+    check(lib.sm120_attention_chosen(device.handle.pointer, args, config, index))
+    return int(index[0])
+
+
 def of_library(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:
     """Return how the library splits a call of a kernel on a chip."""
     args = described("sm120_attention_args", kernel.precision, problem)
     config = new("char[]", kernel.config.encode())
     args.config = config
-    chosen, index = new("char const **"), new("int32_t *")
     first, splits = new("int64_t *"), new("int64_t *")
     with capability(target_of(chip)), Device(f"virtual?multiprocessors={int(chip['sms'])}") as device:
-        check(lib.sm120_attention_chosen(device.handle.pointer, args, chosen, index))
-        if index[0] != builtin_index(kernel.entry):  # the kernel is for other head sizes
+        if chosen(device, args) != builtin_index(kernel.entry):  # the kernel is for other head sizes
             return Splits(len(problem.rounds(kernel)), 1)
         check(lib.sm120_attention_splits(device.handle.pointer, args, first, splits))
     return Splits(first[0], splits[0])

@@ -11,8 +11,7 @@ from pysm120 import Device, __main__
 from pysm120.model import chips, predict, validation
 from pysm120.model.problem import Problem
 from pysm120.model.record import capability
-from pysm120.model.splits import described
-from pysm120.runtime.ffi import check, lib, new
+from pysm120.model.splits import chosen, described
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, builtins
 
 pytestmark = pytest.mark.virtual
@@ -74,15 +73,6 @@ def predicted(capsys: pytest.CaptureFixture[str], entry: str, problem: Problem) 
     return float(json.loads(capsys.readouterr().out)["clocks"])
 
 
-def chosen(precision: str, problem: Problem) -> int:
-    """Return the index of the kernel that the library chooses."""
-    args = described("sm120_attention_args", precision, problem)
-    config, index = new("char const **"), new("int32_t *")
-    with capability("sm_120f"), Device(f"virtual?multiprocessors={SMS}") as device:
-        check(lib.sm120_attention_chosen(device.handle.pointer, args, config, index))
-    return int(index[0])
-
-
 SHAPES = [  # precision, batch, rows, heads, head size, causal
     ("bf16", 1, 512, 8, 64),
     ("bf16", 8, 197, 12, 64),
@@ -103,4 +93,6 @@ def test_the_chosen_kernel_is_as_fast_as_any(shape: tuple[Any, ...], capsys: pyt
         for one in uniform()
         if one.precision == precision and one.head_dim == problem.head_dim
     }
-    assert found[chosen(precision, problem)] <= 1.05 * min(found.values()), found
+    with capability("sm_120f"), Device(f"virtual?multiprocessors={SMS}") as device:
+        index = chosen(device, described("sm120_attention_args", precision, problem))
+    assert found[index] <= 1.05 * min(found.values()), found

@@ -113,8 +113,8 @@ double attention_clocks_with(const struct attention_estimate *estimate, int64_t 
     const int64_t sms = estimate->sms, left = estimate->tiles - first;
     const double most = estimate->most;
     if (estimate->average < most) { /* the longest CTAs come first, and short ones fill the multiprocessors */
-        const double each = fmax(1, (double)estimate->tiles / (double)sms);
-        return fmax(clocks_of_sm(estimate, each, estimate->average, 0, 0), clocks_of(estimate->alone, most));
+        const double whole = fmax(1, (double)estimate->tiles / (double)sms);
+        return fmax(clocks_of_sm(estimate, whole, estimate->average, 0, 0), clocks_of(estimate->alone, most));
     }
     const int64_t parts = (left * splits + sms - 1) / sms;
     const double clocks =

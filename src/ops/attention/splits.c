@@ -24,11 +24,10 @@ static const char *obstacle(const struct attention *call) {
 /* The number of splits that takes the least time, and the first Q tile that is split. */
 static int64_t choose(const struct device *device, const struct attention *call, const struct kernel_record *record,
                       int64_t *first, double *clocks) {
-    const int64_t sms = device->info.multiprocessors, tiles = attention_ctas(call, record);
-    const int64_t full = tiles / sms * sms;
+    const struct attention_estimate estimate = attention_estimate_of(device, call, record);
+    const int64_t full = estimate.tiles / estimate.sms * estimate.sms;
     const int64_t kv_tiles = (call->args->kv_rows + record->kv_rows - 1) / record->kv_rows;
     const int64_t most = kv_tiles < SPLITS_MAX ? kv_tiles : SPLITS_MAX;
-    const struct attention_estimate estimate = attention_estimate_of(device, call, record);
     int64_t best = 1;
     *clocks = attention_clocks_with(&estimate, full, 1);
     for (int64_t splits = 2; splits <= most && obstacle(call) == NULL; ++splits) {
@@ -36,7 +35,7 @@ static int64_t choose(const struct device *device, const struct attention *call,
         best = found < *clocks ? splits : best;
         *clocks = found < *clocks ? found : *clocks;
     }
-    *first = best > 1 ? full : tiles;
+    *first = best > 1 ? full : estimate.tiles;
     return best;
 }
 
