@@ -80,7 +80,15 @@ class Handovers(Protocol):
 
     @property
     def loaders(self) -> Collection[int]:
-        """The producer warps that are not simulated."""
+        """The warps that load besides."""
+
+    @property
+    def starters(self) -> Collection[int]:
+        """Those of them that load before the main loop."""
+
+    @property
+    def turns(self) -> Sequence[int]:
+        """The loaders, if they take turns: the first loads in the first round. Else empty: all load in every round."""
 
     def before(self) -> dict[int, Deed]:
         """Return the actions of the instructions before the main loop, by address."""
@@ -109,6 +117,7 @@ class ByRules:
     """
 
     loaders: Collection[int]
+    turns: Sequence[int] = ()
     guessed = False
 
     def __init__(
@@ -123,6 +132,7 @@ class ByRules:
         why: str = "",
     ) -> None:
         self.loaders, self.why = (0,), why
+        self.starters = self.loaders
         first, each = (sum(one.is_copy for one in way) for way in (load_before, load_around))
         self.stages = stages or _stages(function, around) or (first // each + 1 if each else 2)
         self.rings: Sequence[Ring] = []
@@ -195,6 +205,8 @@ class InTime:
 
     filler: Filler | None = None
     loaders: Collection[int] = ()
+    starters: Collection[int] = ()
+    turns: Sequence[int] = ()
 
     def __init__(self, rules: ByRules | None = None) -> None:
         self.guessed = rules.guessed if rules else False

@@ -140,7 +140,7 @@ def build(
         paths = Paths(
             steps(before, first), steps_around(around, around), steps(behind, {}), steps(load_before, first),
             steps_around(load_around, around), handovers.rings, handovers.filler, sources,
-            ways if recording else None, handovers.loaders,
+            ways if recording else None, handovers.loaders, handovers.starters, handovers.turns,
         )  # fmt: skip
         return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording, loop)
 
@@ -164,7 +164,7 @@ def straight(
     pipes, sources = _pipes(chip, function, recording), list[Instruction]()
     steps = pipes.steps(path, {}, sources)
     once, around = ([], steps) if repeats else (steps, [])
-    paths = Paths(once, around, [], once, around, (), None, sources, None, ())
+    paths = Paths(once, around, [], once, around, (), None, sources, None, (), ())
     return KernelModel(chip, function, warps, slots, paths, pipes, InTime(), recording)
 
 

@@ -16,6 +16,8 @@ from pysm120.model.simulator import QUARTERS, Event, Outcome, Step
 
 _LANES = 32
 _SHORT, _MORE = 4, 6  # rounds: fewest in the first simulation; additional ones in the second
+# Additional ones at most, if the warps wait for tiles of a ring: in the first rounds they are further apart than later.
+_MORE_OF_RINGS = 24
 _LEAST = 0.001  # least part of its own speed that a CTA keeps beside older CTAs
 _POWER = 5  # of the bounds that add up, with loads that wait as long as DRAM's load makes them
 _MOSTLY = 0.9  # of an SM's time that its additions take, if they bound it
@@ -112,7 +114,12 @@ def _least(model: KernelModel, rounds: Sequence[int]) -> int:
     return max(_SHORT, min(recorded, max(rounds) - _MORE))
 
 
-def _time(model: KernelModel, resident: int, least: int, most: int) -> tuple[_Time, Outcome]:
+def _more(model: KernelModel, least: int, rounds: Sequence[int]) -> int:
+    """Return the additional rounds of the longer simulation; a ring's are no more than those of the launch."""
+    return max(_MORE, min(_MORE_OF_RINGS, max(rounds) - least)) if model.paths.rings else _MORE
+
+
+def _time(model: KernelModel, resident: int, least: int, more: int, most: int) -> tuple[_Time, Outcome]:
     """Simulate twice as many CTAs as are resident, with two numbers of rounds.
 
     CTAs of few rounds, ``most`` at most, follow each other so fast that the distances between the first ones would
@@ -131,8 +138,8 @@ def _time(model: KernelModel, resident: int, least: int, most: int) -> tuple[_Ti
         one = (run(most, 4, close).clocks - run(most, 2, close).clocks) / 2
     if not model.paths.around:
         return _Time(one, 0.0), short
-    long = run(least + _MORE)
-    each = (long.clocks - short.clocks) / 2 / _MORE
+    long = run(least + more)
+    each = (long.clocks - short.clocks) / 2 / more
     return _Time(one - (most if few else least) * each, each), long
 
 
@@ -255,10 +262,11 @@ def predict(
     model, l2 = dataclasses.replace(model, chip=memory.shared(model.chip)), all_l2_bytes(model, rounds, others)
     chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
     least, times, outcome = _least(model, rounds), [], None
+    more = _more(model, least, rounds)
     for resident in range(1, slots + 1):
-        time, outcome = _time(model, resident, least, max(rounds))
-        more = sum(other.passes * _time(other.model, resident, _SHORT, _MORE)[0].each for other in others)
-        times.append(_Time(max(0.0, time.begin + more), time.each))
+        time, outcome = _time(model, resident, least, more, max(rounds))
+        of_others = sum(other.passes * _time(other.model, resident, _SHORT, _MORE, _MORE)[0].each for other in others)
+        times.append(_Time(max(0.0, time.begin + of_others), time.each))
     assert outcome is not None  # noqa: S101 - there is at least one slot
     clocks = _Sms(rounds, times, int(chip["sms"])).run() + float(chip["launch_clocks"])
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
@@ -300,7 +308,7 @@ def predict(
     events = model.run(shown, slots, _STAGGER, keep_events=True).events if keep_events else []
     return Prediction(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
-        _reasons(model, outcome, 2 * slots, least + _MORE),
+        _reasons(model, outcome, 2 * slots, least + more),
         max(0.0, sum(flops(*launch) for launch in ((model, rounds), *besides))), events, l2, dram, bound,
         conflicts(model, rounds), adds, reread_bytes, min(1.0, busy_share),
     )  # fmt: skip

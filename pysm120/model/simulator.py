@@ -82,6 +82,9 @@ class Step(NamedTuple):
 class Paths:
     """The steps of warps before the rounds, in each round and after them; ``load...`` are the steps of ``loaders``.
 
+    ``starters`` are the loaders that load before the rounds. With ``turns`` one loader after the other loads, each in a
+    round of its own.
+
     ``ways``, if rounds differ: called with a CTA's number of rounds and True for loaders, it returns the steps of each
     round.
     """
@@ -96,10 +99,20 @@ class Paths:
     sources: list[Instruction]
     ways: Callable[[int, bool], Sequence[list[Step]]] | None = None
     loaders: Collection[int] = (0,)
+    starters: Collection[int] = (0,)
+    turns: Sequence[int] = ()
 
     def fit(self, chip: Chip) -> bool:
         """Whether the code of the rounds fits in the instruction cache."""
         return fetching.fits(chip, {step.line for step in (*self.around, *self.load_around)})
+
+    def of_warp(self, warp: int, count: int) -> Sequence[list[Step]]:
+        """Return the steps of a warp of a CTA in each of a number of rounds."""
+        ways = self.rounds(count, loads=warp in self.loaders)
+        if warp not in self.turns:
+            return ways
+        turn, others = self.turns.index(warp), self.rounds(count)
+        return [(ways if n % len(self.turns) == turn else others)[n] for n in range(count)]
 
     def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
         """Return the steps of a warp in each round of a CTA with a number of rounds."""
@@ -169,9 +182,9 @@ class _Cta:
 class _Warp:
     """The position of a warp on its path, and what it waits for."""
 
-    def __init__(self, number: int, cta: _Cta, rounds: int, *, loads: bool) -> None:
+    def __init__(self, number: int, cta: _Cta, rounds: int) -> None:
         self.number, self.quarter, self.cta = number, number % QUARTERS, cta
-        self.rounds, self.loads = rounds, loads
+        self.rounds = rounds
         self.barriers = [0] * _BARRIERS
         self.why = [""] * _BARRIERS
         self.section, self.round, self.at = _BEFORE, 0, 0
@@ -284,10 +297,10 @@ class Simulator:
         """Make a CTA resident."""
         cta = _Cta(self.warps, rounds)
         for w in range(self.warps):
-            warp = _Warp(self.number, cta, rounds, loads=w in self.paths.loaders)
+            warp = _Warp(self.number, cta, rounds)
             self.number += 1
-            warp.path = self.paths.load_before if warp.loads else self.paths.before
-            warp.ways = self.paths.rounds(rounds, loads=warp.loads)
+            warp.path = self.paths.load_before if w in self.paths.starters else self.paths.before
+            warp.ways = self.paths.of_warp(w, rounds)
             warp.next = warp.last = at
             self.resident[warp.quarter].append(warp)
             self.settle(warp)
