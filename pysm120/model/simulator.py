@@ -643,9 +643,14 @@ class Pipes:
         return steps
 
     def l1_passes(self, one: Instruction) -> float:
-        """Return the passes over the data of L1 that a load of global memory takes."""
-        passes = pipe_table.l1_passes(one)
-        return found.wavefronts if passes and (found := self.sectors(one)) is not None else passes
+        """Return the passes over the data of L1 that an access of global memory takes.
+
+        A store takes one for each line that was recorded.
+        """
+        passes, found = pipe_table.l1_passes(one), self.sectors(one)
+        if one.base in {"STG", "ST"}:
+            return found.lines if found else 0
+        return found.wavefronts if passes and found is not None else passes
 
     def requested(self, found: Sectors) -> float:
         """Return the bytes of the requests of L2 that a load or cp.async makes."""
@@ -657,7 +662,9 @@ class Pipes:
         L1 gives what it holds sooner. A statement whose accesses need L2 in part has the average latency.
         """
         kind = pipe_table.class_of(one.opcode)
-        if kind not in {"load_global", "store_global"} or one.base in {"ATOM", "ATOMG"}:
+        if one.base in {"ATOM", "ATOMG"}:
+            return self.chip.timing("atomic_global").latency, 0.0, 0.0
+        if kind not in {"load_global", "store_global"}:
             return latency, 0.0, 0.0
         found = self.sectors(one)
         if found is None:

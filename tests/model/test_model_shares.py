@@ -1,11 +1,20 @@
-"""Warps and CTAs that do less than others: those that are off by a predicate."""
+"""Warps and CTAs that do less than others: those that are off by a predicate. Additions to L2."""
 
 import dataclasses
 
+import pytest
 from sass_text import Op, listing
 
 from pysm120.machine_code import sass
+from pysm120.model import chips
+from pysm120.model.chips import Chip
 from pysm120.model.recorded import Launch, Recording, Sectors
+from pysm120.model.simulator import Pipes
+
+
+@pytest.fixture(scope="module")
+def h100() -> Chip:
+    return chips.load("h100")
 
 
 def of_lines(code: list[tuple[int, Op]]) -> sass.Function:
@@ -25,3 +34,10 @@ def test_an_access_touches_nothing_where_its_predicate_is_false() -> None:
     guarded, always = (recording.sectors(one) for one in function.instructions[1:3])
     assert guarded == Sectors(1, 0.25, 1, 0.25, 0.25, {4096: 0.5}, 1)
     assert always == every
+
+
+def test_an_addition_returns_the_old_value_from_l2(h100: Chip) -> None:
+    (one, _) = of_lines(
+        [(10, Op("ATOMG.E.ADD.STRONG.GPU PT, R3, desc[UR8][R2.64], R31")), (20, Op("EXIT"))]
+    ).instructions
+    assert Pipes(h100).of_memory(one, 30) == (h100.timing("load_global").latency, 0.0, 0.0)
