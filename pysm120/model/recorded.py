@@ -315,6 +315,11 @@ class Recording:
     ----------
     handovers : Recorded, optional
         Recorded hand-overs; ``why_not`` says why they must come from the rules instead.
+    share : float
+        The share of the recorded CTAs that execute the loop. The others leave before it, and ``launches`` do not count
+        them.
+    beside : int
+        Warps of a CTA that go around the loop.
 
     """
 
@@ -322,6 +327,7 @@ class Recording:
         self.function, self.launches, self.warps = function, launches, warps
         self.handovers: Recorded | None = None
         self.why_not = "they were not recorded"
+        self.share, self.beside = 1.0, 0
         self._counts = [blocks(function, launch.executed) for launch in launches]
         self.loop = loop or (function.main_loop() if function.loops else Loop(0, ()))
         self._edges = [edges(function, counts) for counts in self._counts]
@@ -432,9 +438,18 @@ class Recording:
         """Rounds of the loop for a warp and CTA in the last launch; 0 if unknown."""
         return (self.executed(self.loop) or 0.0) / self.warps
 
-    def ran(self, block: int) -> bool:
-        """Whether a block may have been executed in the last launch."""
-        return self._counts[-1].get(block, 1) > 0
+    def ran(self, block: int, warp: int = 0) -> bool:
+        """Whether a warp of a CTA may have executed a block in the last launch; warp 0 stands for the busiest one.
+
+        A block that n warps of a CTA execute on average is executed by the first n.
+        """
+        if warp == 0:
+            return self._counts[-1].get(block, 1) > 0
+        return self._count(block) is None or self.passed(block, warp)
+
+    def passed(self, block: int, warp: int) -> bool:
+        """Whether it is known that a warp executed a block, in the order of ``ran``."""
+        return (self._count(block) or 0) >= (warp + 0.5) * self.launches[-1].ctas
 
     def executed(self, loop: Loop) -> float | None:
         """Return the rounds of a loop, summed over the warps of a CTA; None if unknown."""

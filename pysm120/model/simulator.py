@@ -82,6 +82,8 @@ class Step(NamedTuple):
 class Paths:
     """The steps of warps before the rounds, in each round and after them; ``load...`` are the steps of ``loaders``.
 
+    ``beside``: the steps of each other warp of a CTA, which executes no round. ``load_behind``: of loaders, if their
+    steps after the rounds are others.
     ``ways``, if rounds differ: called with a CTA's number of rounds and True for loaders, it returns the steps of each
     round.
     """
@@ -96,6 +98,8 @@ class Paths:
     sources: list[Instruction]
     ways: Callable[[int, bool], Sequence[list[Step]]] | None = None
     loaders: Collection[int] = (0,)
+    beside: Sequence[list[Step]] = ()
+    load_behind: list[Step] | None = None
 
     def fit(self, chip: Chip) -> bool:
         """Whether the code of the rounds fits in the instruction cache."""
@@ -251,7 +255,7 @@ class Simulator:
             now = min(self.wake)
             if starts and starts[0] <= now:
                 self.begin(ahead.pop(0), heapq.heappop(starts))
-                live += self.warps
+                live += self.warps + len(self.paths.beside)
                 continue
             if now == NEVER:
                 message = "the simulated warps wait for each other: the paths do not fit together"
@@ -275,19 +279,26 @@ class Simulator:
     def end(self, warp: _Warp, now: int) -> bool:
         """Retire a warp; return whether it was the last of its CTA."""
         self.resident[warp.quarter].remove(warp)
-        warp.cta.left -= 1
-        if warp.cta.left == 0:
+        cta = warp.cta
+        cta.left -= 1
+        if cta.left == 0:
             self.outcome.ends.append(now)
-        return warp.cta.left == 0
+        elif len(cta.at_barrier) == cta.left:  # the others have waited for this warp
+            self.meet(cta)
+        return cta.left == 0
 
     def begin(self, rounds: int, at: int) -> None:
         """Make a CTA resident."""
-        cta = _Cta(self.warps, rounds)
-        for w in range(self.warps):
+        beside = self.paths.beside
+        cta = _Cta(self.warps + len(beside), rounds)
+        for w in range(self.warps + len(beside)):
             warp = _Warp(self.number, cta, rounds, loads=w in self.paths.loaders)
             self.number += 1
-            warp.path = self.paths.load_before if warp.loads else self.paths.before
-            warp.ways = self.paths.rounds(rounds, loads=warp.loads)
+            if w < self.warps:
+                warp.path = self.paths.load_before if warp.loads else self.paths.before
+                warp.ways = self.paths.rounds(rounds, loads=warp.loads)
+            else:
+                warp.section, warp.path = _BEHIND, beside[w - self.warps]
             warp.next = warp.last = at
             self.resident[warp.quarter].append(warp)
             self.settle(warp)
@@ -371,7 +382,11 @@ class Simulator:
         warp.round = 0 if warp.section == _BEFORE else warp.round + 1
         warp.section = _AROUND if warp.round < warp.rounds else _BEHIND
         warp.at = 0
-        warp.path = warp.ways[warp.round] if warp.section == _AROUND else self.paths.behind
+        if warp.section == _AROUND:
+            warp.path = warp.ways[warp.round]
+        else:
+            own = self.paths.load_behind if warp.loads else None
+            warp.path = self.paths.behind if own is None else own
 
     def issue(self, warp: _Warp, step: Step, now: int) -> None:
         """Issue an instruction."""
@@ -505,11 +520,15 @@ class Simulator:
         if len(cta.at_barrier) < cta.left:
             warp.ready = NEVER
             return False
+        self.meet(cta)
+        return False
+
+    def meet(self, cta: _Cta) -> None:
+        """Let the warps at a barrier go on."""
         others, cta.at_barrier = cta.at_barrier, []
         for other in others:
             other.next = max(other.next, self.barrier_free + self.bar_latency)
             self.settle(other)
-        return False
 
     def copy(self, cta: _Cta, ring: int, number: int, at: int, size: int) -> None:
         """Copy bytes of a phase."""
