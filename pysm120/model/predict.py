@@ -54,7 +54,7 @@ class Prediction:
     reread_bytes : float
         Those of ``dram_bytes`` that moved before, and that L2 has lost.
     bound : str
-        What takes longest: "l2", "dram", "adds", or "sm" if memory is faster.
+        What takes longest: "l2", "stores" to L2, "dram", "adds", or "sm" if memory is faster.
     conflicts : float
         Bank conflicts as a share of the wavefronts of shared memory.
     round_clocks : float
@@ -207,6 +207,14 @@ def add_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     return float((model.warps * once + beside) * len(rounds) + model.warps * each * sum(rounds))
 
 
+def _requested(model: KernelModel, rounds: Sequence[float]) -> float:
+    """Return the bytes of the requests with which the CTAs of a launch store."""
+    paths = model.paths
+    once, each = (sum(step.stored for step in way) for way in ([*paths.before, *paths.behind], paths.around))
+    beside = sum(step.stored for way in paths.beside for step in way)
+    return (model.warps * once + beside) * len(rounds) + model.warps * each * sum(rounds)
+
+
 def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
     """Return the bank conflicts of a launch as a share of its wavefronts of shared memory."""
     paths = model.paths
@@ -289,16 +297,21 @@ def predict(
         start + count / (rate * per_clock) if count else 0.0
         for count, rate in ((moved, chip.l2_limit), (dram, dram_rate))
     )
+    requested = max(0.0, sum(_requested(*launch) for launch in ((model, rounds), *besides)))
+    store_clocks = start + requested / (int(chip["sms"]) * float(chip["store_bytes_per_clock"]))
     adds = max(0.0, sum(add_bytes(*launch) for launch in ((model, rounds), *besides)))
     # All SMs add at once, and each at the chip's rate.
     add_clocks = start + adds / (int(chip["sms"]) * float(chip["add_bytes_per_clock"])) if adds else 0.0
     add_clocks = add_clocks if chip["adds_bind"] else 0.0
-    bounds = {"sm": clocks, "dram": dram_clocks, "l2": l2_clocks, "adds": add_clocks}
+    of_stores = chip["l2_binds"] and store_clocks > l2_clocks  # L2 takes stores at a rate of their own
+    l2 = {"stores": store_clocks} if of_stores else {"l2": l2_clocks}
+    bounds = {"sm": clocks, "dram": dram_clocks, **l2, "adds": add_clocks}
     bound = max(bounds, key=lambda name: bounds[name])
     clocks = bounds[bound]
     if bound == "sm" and add_clocks - start > _MOSTLY * (clocks - start):
         bound = "adds"  # which the SM's time contains
-    if dram_bytes and not any(one.is_tensor for one in model.function.instructions):
+    has_products = any(one.is_tensor for one in model.function.instructions)
+    if dram_bytes and (not has_products or memory.is_streamed(moved, dram_bytes)):
         clocks = streams.together(start, bounds, _POWER)
     busy_share = max(0.0, dram_clocks - start) / max(1.0, clocks - start)
     full = times[-1]

@@ -136,8 +136,32 @@ def test_paths_to_and_from_the_loop_pass_the_blocks_that_ran(h100: Chip) -> None
     assert model.run([9], 1).issued == 4 * 14 + 4 * 9 * 2 + 16 + 4
 
 
+def test_stores_of_few_bytes_a_line_have_a_rate_of_their_own(h100: Chip) -> None:
+    """Of 32 words at a distance of 16 bytes L2 takes 16 sectors, at less than half the rate of loads."""
+    code = [(10, Op("STG.E desc[UR4][R2.64], R4")), (20, Op("EXIT"))]
+    function = of_lines(code)
+    stored = Sectors(16, 4, 16, 1, 0, {}, 32)
+    recording = Recording(function, [Launch({10: 32, 20: 32}, 8, 1.0, sectors={10: stored})], 4)
+    model = kernel_model.build(h100, function, 128, 16, recording=recording)
+    assert model.paths.before[0].wavefronts == 4  # a pass over the data of L1 for each line
+    found = predict.predict(model, [0] * 100_000)
+    rate = 100_000 * 4 * 16 * 32 / h100["sms"] / h100["store_bytes_per_clock"]
+    assert found.bound in {"stores", "sm"}
+    assert found.clocks >= h100["launch_clocks"] + rate
+
+
 def test_an_addition_returns_the_old_value_from_l2(h100: Chip) -> None:
     (one, _) = of_lines(
         [(10, Op("ATOMG.E.ADD.STRONG.GPU PT, R3, desc[UR8][R2.64], R31")), (20, Op("EXIT"))]
     ).instructions
     assert Pipes(h100).of_memory(one, 30) == (h100.timing("load_global").latency, 0.0, 0.0)
+
+
+def test_dram_and_sm_add_up_for_streamed_products(h100: Chip) -> None:
+    """Loads of a product whose bytes come from DRAM each time wait for it as those of any other kernel do."""
+    code = [*[(10, Op("HMMA.16816.F32 R4, R8, R12, R4"))] * 16, (10, Op("LDG.E R4, [R2.64]")), (20, Op("EXIT"))]
+    function = of_lines(code)
+    model = kernel_model.build(h100, function, 128, 8)
+    plain = predict.predict(model, [0] * 100_000)
+    bytes_ = float(h100["dram_read_gbs"]) * plain.clocks / float(h100["mhz"]) * 1e3  # takes as long as the SM
+    assert predict.predict(model, [0] * 100_000, dram_bytes=bytes_).clocks > 1.1 * plain.clocks
