@@ -89,7 +89,9 @@ def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int
         raise InvalidArgumentError(message)
     recorded = round(model.recording.rounds) if model.recording else 32
     rounds = 0 if model.loop is None else stated or recorded
-    return [rounds] * (number(arguments.ctas, "--ctas") or int(model.chip["sms"]) * model.slots), None
+    ctas = number(arguments.ctas, "--ctas") or int(model.chip["sms"]) * model.slots
+    share = model.recording.share if model.recording else 1.0
+    return [rounds] * max(1, round(share * ctas)), None
 
 
 def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
@@ -348,6 +350,8 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
             message = f"--branch is {address:#x}, where {model.function.name} has no conditional branch"
             raise InvalidArgumentError(message)
     rounds, problem = _launch(model, arguments)
+    all_ctas = number(arguments.ctas, "--ctas") if model.recording and model.recording.share < 1 else None
+    leaving = all_ctas - len(rounds) if all_ctas else 0
     record, of_keys = record_of(model.function.name), None
     of_library = {"attention": splits.of_library, BACKWARD: splits.of_backward}.get(record.operation)
     if problem and kernel.file is None and of_library and not record.features:
@@ -366,7 +370,7 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
     def prediction_of(model: KernelModel, others: list[roles.Other]) -> Prediction:
         return predict.predict(
             model, rounds, others=others, tensor_bytes=held, dram_bytes=dram, reread_bytes=again,
-            keep_events=keep_events,
+            leaving=leaving, keep_events=keep_events,
         )  # fmt: skip
 
     prediction = prediction_of(model, others)

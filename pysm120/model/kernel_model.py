@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 
 from pysm120.machine_code import pipes as pipe_table
 from pysm120.machine_code.sass import Function, Instruction, Loop
@@ -100,7 +100,7 @@ def build(
     """
     warps = warps or warp_paths.compute_warps(threads)
     if not function.loops:
-        return straight(chip, function, warp_paths.whole(function, _ran(recording)), warps, slots, recording)
+        return _without_loop(chip, function, warps, slots, recording)
     loop = loop or function.main_loop()
 
     def ways_of(rounds: int, *, loads: bool) -> list[list[Instruction]]:
@@ -108,8 +108,7 @@ def build(
 
     around = most_frequent(ways_of(TYPICAL, loads=False))
     load_around = most_frequent(ways_of(TYPICAL, loads=True))
-    before, load_before = (warp_paths.before(function, loop, loads=loads, through=through) for loads in (False, True))
-    behind = warp_paths.behind(function, loop, through=through)
+    before, load_before, behind, load_behind = _outside(function, loop, warps, recording, through=through)
     found = _handovers_of(recording, stages, (before, load_before), ways_of)
     handovers: Handovers
     if isinstance(found, str):
@@ -141,6 +140,8 @@ def build(
             steps(before, first), steps_around(around, around), steps(behind, {}), steps(load_before, first),
             steps_around(load_around, around), handovers.rings, handovers.filler, sources,
             ways if recording else None, handovers.loaders, handovers.starters, handovers.turns,
+            [pipes.steps(path, {}, sources) for path in _beside(function, loop, warps, recording)],
+            steps(load_behind, {}),
         )  # fmt: skip
         return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording, loop)
 
@@ -148,6 +149,41 @@ def build(
     if by_rules and by_rules.rings and not _goes(model):
         model = model_of(InTime(by_rules))
     return model
+
+
+def _outside(
+    function: Function, loop: Loop, warps: int, recording: Recording | None, *, through: bool
+) -> tuple[list[Instruction], ...]:
+    """Return the paths to the main loop of a warp and of a loader, and those from it to the end.
+
+    The recorded paths are those of one of the middle warps and of the first one; without, loaders go where copies are.
+    """
+    before, load_before = (warp_paths.before(function, loop, loads=loads, through=through) for loads in (False, True))
+    behind = warp_paths.behind(function, loop, through=through)
+    if not through or recording is None:
+        return before, load_before, behind, behind
+    first, middle = (
+        warp_paths.recorded(function, loop, partial(recording.passed, warp=warp)) for warp in (0, warps // 2)
+    )
+    return middle[0] or before, first[0] or load_before, middle[1] or behind, first[1] or behind
+
+
+def _beside(function: Function, loop: Loop, warps: int, recording: Recording | None) -> list[list[Instruction]]:
+    """Return the paths of the warps of a CTA that go around the main loop."""
+
+    def path_of(warp: int) -> list[Instruction]:
+        return warp_paths.whole(function, lambda b: b not in loop.blocks and _ran(recording, warp)(b))
+
+    return [path_of(warp) for warp in range(warps, warps + recording.beside)] if recording else []
+
+
+def _without_loop(chip: Chip, function: Function, warps: int, slots: int, recording: Recording | None) -> KernelModel:
+    """Return the model of a kernel without a loop; some of its warps may have a longer path than others."""
+    ways = [warp_paths.whole(function, _ran(recording, warp)) for warp in range(warps if recording else 1)]
+    longest = [way for way in ways if way == ways[0]] if recording else ways * warps
+    model = straight(chip, function, ways[0], len(longest), slots, recording)
+    others = [model.pipes.steps(way, {}, model.paths.sources) for way in ways[len(longest) :]]
+    return dataclasses.replace(model, paths=dataclasses.replace(model.paths, beside=others))
 
 
 def straight(
@@ -176,9 +212,9 @@ def _pipes(chip: Chip, function: Function, recording: Recording | None) -> Pipes
     return pipes
 
 
-def _ran(recording: Recording | None) -> Callable[[int], bool]:
-    """Return a function that says whether a block may have been executed."""
-    return recording.ran if recording else lambda _: True
+def _ran(recording: Recording | None, warp: int) -> Callable[[int], bool]:
+    """Return a function that says whether a warp of a CTA may have executed a block."""
+    return (lambda b: recording.ran(b, warp)) if recording else lambda _: True
 
 
 def _goes(model: KernelModel) -> bool:

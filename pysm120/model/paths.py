@@ -9,7 +9,7 @@ The rules assume that a conditional branch of the main loop skips work that is r
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from pysm120.machine_code.sass import Function, Instruction, Loop
 from pysm120.model.recorded import Recording
@@ -107,6 +107,47 @@ def behind(function: Function, loop: Loop, *, through: bool = False) -> list[Ins
     if found or not through:
         return min(found, key=len) if found else []
     return _any_way(function, out, lambda b: not function.blocks[b].successors, set(loop.blocks), last=True)
+
+
+def around(function: Function, loop: Loop) -> list[Instruction]:
+    """Return the shortest path from the start to the end that does not enter the main loop."""
+    inside = _beside(function, loop)
+    return _shortest(function, 0, lambda b: not function.blocks[b].successors, inside, loads=False, last=True)
+
+
+def recorded(
+    function: Function, loop: Loop, passed: Callable[[int], bool]
+) -> tuple[list[Instruction], list[Instruction]]:
+    """Return the longest paths to the main loop and from it to the end over blocks that a warp ``passed``.
+
+    They go around other loops. A path is empty if the known blocks do not make one.
+    """
+    around = [other for other in function.loops if set(other.blocks) >= set(loop.blocks) and other != loop]
+    inside = {b for other in function.loops if other not in around for b in other.blocks}
+    out = [s for b in loop.blocks for s in function.blocks[b].successors if s not in inside]
+    ends = {b for b, block in enumerate(function.blocks) if not block.successors and passed(b)}
+    ways = (_longest(function, [0], {loop.header}, inside, passed), _longest(function, out, ends, inside, passed))
+    before, behind = (_code_of(function, way) for way in (ways[0][:-1], ways[1]))
+    return before, behind
+
+
+def _longest(
+    function: Function, starts: Iterable[int], goals: Collection[int], forbidden: set[int], ran: Callable[[int], bool]
+) -> list[int]:
+    """Return the blocks of the path with the most instructions to a goal, over forward edges and blocks that ran."""
+    blocks, found = function.blocks, dict[int, tuple[int, int]]()  # by block: instructions to the goal, the next block
+    for b in reversed(range(len(blocks))):
+        ways = [(found[s][0], s) for s in blocks[b].successors if s > b and s in found]
+        if b in goals:
+            found[b] = (blocks[b].last - blocks[b].first, -1)
+        elif ways and b not in forbidden and ran(b):
+            length, following = max(ways)
+            found[b] = (length + blocks[b].last - blocks[b].first, following)
+    order, b = list[int](), max((s for s in starts if s in found), key=lambda s: found[s][0], default=-1)
+    while b >= 0:
+        order.append(b)
+        b = found[b][1]
+    return order
 
 
 def whole(function: Function, ran: Callable[[int], bool] = lambda _: True) -> list[Instruction]:

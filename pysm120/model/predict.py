@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from pysm120.machine_code import pipes
 from pysm120.machine_code.sass import Instruction
-from pysm120.model import memory, streams
+from pysm120.model import kernel_model, memory, streams
+from pysm120.model import paths as warp_paths
 from pysm120.model.kernel_model import TYPICAL, KernelModel
 from pysm120.model.recorded import SECTOR_BYTES
 from pysm120.model.roles import Other
@@ -18,6 +19,7 @@ _LANES = 32
 _SHORT, _MORE = 4, 6  # rounds: fewest in the first simulation; additional ones in the second
 # Additional ones at most, if the warps wait for tiles of a ring: in the first rounds they are further apart than later.
 _MORE_OF_RINGS = 24
+_LEAVES = -1  # the rounds of a CTA that leaves before the main loop
 _LEAST = 0.001  # least part of its own speed that a CTA keeps beside older CTAs
 _POWER = 5  # of the bounds that add up, with loads that wait as long as DRAM's load makes them
 _MOSTLY = 0.9  # of an SM's time that its additions take, if they bound it
@@ -47,12 +49,14 @@ class Prediction:
         Time of the launch.
     l2_bytes, dram_bytes, add_bytes : float
         Bytes that the launch moves from or to L2, and DRAM, and adds to L2.
+    leaving : int
+        CTAs that leave before the main loop.
     dram_busy : float
         The share of the time in which DRAM is busy.
     reread_bytes : float
         Those of ``dram_bytes`` that moved before, and that L2 has lost.
     bound : str
-        What takes longest: "l2", "dram", "adds", or "sm" if memory is faster.
+        What takes longest: "l2", "stores" to L2, "dram", "adds", or "sm" if memory is faster.
     conflicts : float
         Bank conflicts as a share of the wavefronts of shared memory.
     round_clocks : float
@@ -86,6 +90,7 @@ class Prediction:
     add_bytes: float
     reread_bytes: float
     dram_busy: float
+    leaving: int
 
 
 def flops_of(opcode: str) -> int:
@@ -150,7 +155,7 @@ def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     the bytes of all lanes. The tiles that are loaded before the first round are not loaded in the last rounds.
     """
     paths, global_memory = model.paths, {"load_global", "store_global"}
-    once = _moved(model, [*paths.before, *paths.behind], global_memory)
+    once = _moved(model, [*paths.before, *paths.behind], global_memory) + _beside(model, global_memory)
     rings = () if model.handovers.guessed else paths.rings  # a guess bounds nothing
     if _copied(model) is not None:
         rings = ()  # all_l2_bytes() has them
@@ -158,6 +163,7 @@ def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     each = _moved(model, paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in rings)
     if not paths.around:
         once += _moved(model, paths.before, {"copy_async"})
+    once += _beside(model, {"copy_async"})
     return float(once * len(rounds) + each * sum(rounds))
 
 
@@ -165,7 +171,12 @@ def stored_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes that the CTAs of a launch store, without bulk copies."""
     paths = model.paths
     once, each = (_moved(model, way, {"store_global"}) for way in ([*paths.before, *paths.behind], paths.around))
-    return once * len(rounds) + each * sum(rounds)
+    return (once + _beside(model, {"store_global"})) * len(rounds) + each * sum(rounds)
+
+
+def _beside(model: KernelModel, kinds: set[str]) -> float:
+    """Return the bytes that the warps of a CTA that go around the main loop move."""
+    return sum(_moved(model, way, kinds) for way in model.paths.beside) / model.warps
 
 
 def _moved(model: KernelModel, steps: Sequence[Step], kinds: set[str]) -> float:
@@ -199,7 +210,16 @@ def add_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes that the CTAs of a launch add to L2."""
     paths = model.paths
     once, each = (sum(step.added for step in way) for way in ([*paths.before, *paths.behind], paths.around))
-    return float(model.warps * (once * len(rounds) + each * sum(rounds)))
+    beside = sum(step.added for way in paths.beside for step in way)
+    return float((model.warps * once + beside) * len(rounds) + model.warps * each * sum(rounds))
+
+
+def _requested(model: KernelModel, rounds: Sequence[float]) -> float:
+    """Return the bytes of the requests with which the CTAs of a launch store."""
+    paths = model.paths
+    once, each = (sum(step.stored for step in way) for way in ([*paths.before, *paths.behind], paths.around))
+    beside = sum(step.stored for way in paths.beside for step in way)
+    return (model.warps * once + beside) * len(rounds) + model.warps * each * sum(rounds)
 
 
 def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
@@ -237,6 +257,7 @@ def predict(
     tensor_bytes: float = 0,
     dram_bytes: float | None = None,
     reread_bytes: float = 0,
+    leaving: int = 0,
     keep_events: bool = False,
 ) -> Prediction:
     """Predict a launch.
@@ -255,11 +276,13 @@ def predict(
         The bytes that the launch moves from or to DRAM, if they are known.
     reread_bytes : float
         The bytes that DRAM delivers again besides.
+    leaving : int
+        Additional CTAs, spread evenly over the launch, that leave before the main loop.
     keep_events : bool
         Keep the events for a timeline.
 
     """
-    model, l2 = dataclasses.replace(model, chip=memory.shared(model.chip)), all_l2_bytes(model, rounds, others)
+    model, moved = dataclasses.replace(model, chip=memory.shared(model.chip)), all_l2_bytes(model, rounds, others)
     chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
     least, times, outcome = _least(model, rounds), [], None
     more = _more(model, least, rounds)
@@ -268,27 +291,35 @@ def predict(
         of_others = sum(other.passes * _time(other.model, resident, _SHORT, _MORE, _MORE)[0].each for other in others)
         times.append(_Time(max(0.0, time.begin + of_others), time.each))
     assert outcome is not None  # noqa: S101 - there is at least one slot
-    clocks = _Sms(rounds, times, int(chip["sms"])).run() + float(chip["launch_clocks"])
+    launch = _spread(rounds, leaving)
+    leaves = _leaves(model) if leaving else 0.0
+    clocks = _Sms(launch, times, int(chip["sms"]), leaves).run() + float(chip["launch_clocks"])
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
     besides = _besides(others, rounds)
     held = tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
     dram = (held if dram_bytes is None else dram_bytes) + reread_bytes
     start = float(chip["launch_clocks"])
     stored = max(0.0, sum(stored_bytes(*launch) for launch in ((model, rounds), *besides)))
+    dram_rate = chip.dram_bandwidth(min(1.0, stored / dram) if dram else 0.0)
     l2_clocks, dram_clocks = (
         start + count / (rate * per_clock) if count else 0.0
-        for count, rate in ((l2, chip.l2_limit), (dram, chip.dram_bandwidth(min(1.0, stored / dram) if dram else 0.0)))
+        for count, rate in ((moved, chip.l2_limit), (dram, dram_rate))
     )
+    requested = max(0.0, sum(_requested(*launch) for launch in ((model, rounds), *besides)))
+    store_clocks = start + requested / (int(chip["sms"]) * float(chip["store_bytes_per_clock"]))
     adds = max(0.0, sum(add_bytes(*launch) for launch in ((model, rounds), *besides)))
     # All SMs add at once, and each at the chip's rate.
     add_clocks = start + adds / (int(chip["sms"]) * float(chip["add_bytes_per_clock"])) if adds else 0.0
     add_clocks = add_clocks if chip["adds_bind"] else 0.0
-    bounds = {"sm": clocks, "dram": dram_clocks, "l2": l2_clocks, "adds": add_clocks}
+    of_stores = chip["l2_binds"] and store_clocks > l2_clocks  # L2 takes stores at a rate of their own
+    l2 = {"stores": store_clocks} if of_stores else {"l2": l2_clocks}
+    bounds = {"sm": clocks, "dram": dram_clocks, **l2, "adds": add_clocks}
     bound = max(bounds, key=lambda name: bounds[name])
     clocks = bounds[bound]
     if bound == "sm" and add_clocks - start > _MOSTLY * (clocks - start):
         bound = "adds"  # which the SM's time contains
-    if dram_bytes and not any(one.is_tensor for one in model.function.instructions):
+    has_products = any(one.is_tensor for one in model.function.instructions)
+    if dram_bytes and (not has_products or memory.is_streamed(moved, dram_bytes)):
         clocks = streams.together(start, bounds, _POWER)
     busy_share = max(0.0, dram_clocks - start) / max(1.0, clocks - start)
     full = times[-1]
@@ -309,9 +340,24 @@ def predict(
     return Prediction(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
         _reasons(model, outcome, 2 * slots, least + more),
-        max(0.0, sum(flops(*launch) for launch in ((model, rounds), *besides))), events, l2, dram, bound,
-        conflicts(model, rounds), adds, reread_bytes, min(1.0, busy_share),
+        max(0.0, sum(flops(*launch) for launch in ((model, rounds), *besides))), events, moved, dram, bound,
+        conflicts(model, rounds), adds, reread_bytes, min(1.0, busy_share), leaving,
     )  # fmt: skip
+
+
+def _spread(rounds: Sequence[int], leaving: int) -> list[int]:
+    """Return the rounds of all CTAs of a launch, with those that leave evenly between the others."""
+    total = len(rounds) + leaving
+    stays = iter(rounds)
+    first = ((n + 1) * len(rounds) // total > n * len(rounds) // total for n in range(total))
+    return [next(stays) if stay else _LEAVES for stay in first]
+
+
+def _leaves(model: KernelModel) -> float:
+    """Return the time of a CTA that leaves before the main loop, until its successor starts."""
+    path = warp_paths.around(model.function, model.loop) if model.loop else []
+    alone = kernel_model.straight(model.chip, model.function, path, model.warps, 1, model.recording)
+    return alone.run([0], 1).clocks + float(model.chip["cta_start"])
 
 
 def _reasons(model: KernelModel, outcome: Outcome, ctas: int, rounds: int) -> list[Reason]:
@@ -333,11 +379,12 @@ class _Sms:
     """SMs that start the next CTA of a launch as soon as they have room.
 
     CTAs on one SM slow each other down. The oldest runs as if alone; each younger one gets the additional throughput
-    that one more CTA brings. So the CTAs of an SM end one after the other.
+    that one more CTA brings. So the CTAs of an SM end one after the other. Others leave before the main loop, after
+    ``leaves`` clocks.
     """
 
-    def __init__(self, rounds: Sequence[int], times: Sequence[_Time], sms: int) -> None:
-        self.ahead = list(reversed(rounds))
+    def __init__(self, rounds: Sequence[int], times: Sequence[_Time], sms: int, leaves: float = 0.0) -> None:
+        self.ahead, self.leaves = list(reversed(rounds)), leaves
         self.times = times
         self.resident: list[dict[int, float]] = [{} for _ in range(sms)]  # the unfinished share of each CTA
         self.rounds: dict[int, int] = {}
@@ -356,7 +403,10 @@ class _Sms:
 
     def clocks(self, sm: int, cta: int) -> float:
         """Return the time of a CTA beside the other CTAs of its SM."""
-        rounds, older = self.rounds[cta], sum(other < cta for other in self.resident[sm])
+        rounds = self.rounds[cta]
+        if rounds == _LEAVES:
+            return max(self.leaves, 1.0)
+        older = sum(other < cta and self.rounds[other] != _LEAVES for other in self.resident[sm])
         rate = self.rate(older + 1, rounds) - self.rate(older, rounds)
         return 1 / max(rate, _LEAST * self.rate(1, rounds))
 

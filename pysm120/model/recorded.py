@@ -68,7 +68,7 @@ class Sectors(NamedTuple):
 
     ``fetched``: sectors that an L1 of ``PROFILED_L1`` bytes for each CTA does not hold. ``missed``: share of accesses
     that have any. ``wavefronts``: passes over the data of L1. ``reuse``: sectors that a CTA touches again and no other
-    CTA touches, by distance, of loads that L1 keeps.
+    CTA touches, by distance, of loads that L1 keeps. ``accesses``: those of the launch, with a lane that accesses.
     """
 
     touched: float
@@ -77,6 +77,14 @@ class Sectors(NamedTuple):
     missed: float = 0.0
     wavefronts: float = 0.0
     reuse: Mapping[int, float] = MappingProxyType({})
+    accesses: int = 0
+
+    def times(self, share: float) -> "Sectors":
+        """Return the average access if only a share of them has a lane that accesses."""
+        return Sectors(
+            share * self.touched, share * self.lines, share * self.fetched, share * self.missed,
+            share * self.wavefronts, {least: share * n for least, n in self.reuse.items()}, self.accesses,
+        )  # fmt: skip
 
     def within(self, l1_bytes: float) -> "Sectors":
         """Return the access with another L1 for each CTA, as far as a CTA touches its sectors again."""
@@ -155,7 +163,7 @@ def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, Sectors
             counts = [c.global_sectors, c.global_lines, c.global_l2_sectors, c.global_l2_accesses, c.global_wavefronts]
             sectors, lines, fetched, missed, passes = (count / n for count in counts)
             again = {least: count / n for least, count in reuse.items()}
-            found.setdefault(one.row, Sectors(sectors, lines, fetched, missed, passes, again))
+            found.setdefault(one.row, Sectors(sectors, lines, fetched, missed, passes, again, n))
         elif _ACCESS.match(one.opcode):
             found.setdefault(one.row, Sectors(0.0))
     return found
@@ -307,6 +315,11 @@ class Recording:
     ----------
     handovers : Recorded, optional
         Recorded hand-overs; ``why_not`` says why they must come from the rules instead.
+    share : float
+        The share of the recorded CTAs that execute the loop. The others leave before it, and ``launches`` do not count
+        them.
+    beside : int
+        Warps of a CTA that go around the loop.
 
     """
 
@@ -314,6 +327,7 @@ class Recording:
         self.function, self.launches, self.warps = function, launches, warps
         self.handovers: Recorded | None = None
         self.why_not = "they were not recorded"
+        self.share, self.beside = 1.0, 0
         self._counts = [blocks(function, launch.executed) for launch in launches]
         self.loop = loop or (function.main_loop() if function.loops else Loop(0, ()))
         self._edges = [edges(function, counts) for counts in self._counts]
@@ -331,11 +345,28 @@ class Recording:
         return banks.wavefronts if banks else None
 
     def sectors(self, one: Instruction) -> Sectors | None:
-        """Return what a warp's access of global memory touches and takes from L2; None if it is unknown."""
-        found = self.launches[-1].sectors.get(_row_of(self._rows, one)) if pipes.lane_bytes(one) else None
+        """Return what a warp's access of global memory touches and takes from L2; None if it is unknown.
+
+        A guarded access touches nothing where no lane passes the guard.
+        """
+        found = self.launches[-1].sectors.get(row := _row_of(self._rows, one)) if pipes.lane_bytes(one) else None
         if found and _NOT_IN_L1.search(one.opcode):
-            return found._replace(fetched=found.touched, missed=1.0)
+            found = found._replace(fetched=found.touched, missed=1.0)
+        if found and one.predicate and found.accesses and (issued := self._issued.get((row, one.base))):
+            return found.times(min(1.0, found.accesses / issued))
         return found
+
+    @cached_property
+    def _issued(self) -> dict[tuple[int, str], int]:
+        """How often the instructions of a statement were issued, by its line and their opcode, as far as known."""
+        found, unknown = Counter[tuple[int, str]](), set[tuple[int, str]]()
+        for n, block in enumerate(self.function.blocks):
+            count = self._count(n)
+            for one in self.function.instructions[block.first : block.last]:
+                key = _row_of(self._rows, one), one.base
+                found[key] += count or 0
+                unknown |= {key} if count is None else set()
+        return {key: count for key, count in found.items() if key not in unknown}
 
     @cached_property
     def shares(self) -> dict[int, Share]:
@@ -407,9 +438,18 @@ class Recording:
         """Rounds of the loop for a warp and CTA in the last launch; 0 if unknown."""
         return (self.executed(self.loop) or 0.0) / self.warps
 
-    def ran(self, block: int) -> bool:
-        """Whether a block may have been executed in the last launch."""
-        return self._counts[-1].get(block, 1) > 0
+    def ran(self, block: int, warp: int = 0) -> bool:
+        """Whether a warp of a CTA may have executed a block in the last launch; warp 0 stands for the busiest one.
+
+        A block that n warps of a CTA execute on average is executed by the first n.
+        """
+        if warp == 0:
+            return self._counts[-1].get(block, 1) > 0
+        return self._count(block) is None or self.passed(block, warp)
+
+    def passed(self, block: int, warp: int) -> bool:
+        """Whether it is known that a warp executed a block, in the order of ``ran``."""
+        return (self._count(block) or 0) >= (warp + 0.5) * self.launches[-1].ctas
 
     def executed(self, loop: Loop) -> float | None:
         """Return the rounds of a loop, summed over the warps of a CTA; None if unknown."""

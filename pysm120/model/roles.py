@@ -87,9 +87,31 @@ def recording(function: Function, launch: Launch, threads: int) -> Recording:
     total, main = -(-threads // 32), hottest(function, launch)
     if main is None:
         return Recording(function, [launch], total)
-    entered = Recording(function, [launch], 1, main).entered(_outermost(function, main))
-    warps = min(total, max(1, round(entered))) if entered else warps_by_rules(function, threads)[0]
-    return Recording(function, [launch], warps, main)
+    outermost = _outermost(function, main)
+    entered = Recording(function, [launch], 1, main).entered(outermost)
+    if not entered:
+        return Recording(function, [launch], warps_by_rules(function, threads)[0], main)
+    warps = min(total, max(1, round(entered)))
+    if warps < total and any(_meets_all(one) for one in function.of_loop(outermost)):
+        return _of_some(function, launch, total, main, entered / total)
+    found = Recording(function, [launch], warps, main)
+    found.beside = 0 if any(_is_role(function, main, loop) for loop in function.loops) else total - warps
+    return found
+
+
+def _meets_all(one: Instruction) -> bool:
+    """Whether an instruction is a barrier for all warps of a CTA."""
+    return one.base == "BAR" and ".SYNC" in one.opcode and len(one.operands) == 1
+
+
+def _of_some(function: Function, launch: Launch, warps: int, main: Loop, share: float) -> Recording:
+    """Return the recording of the CTAs that execute the main loop, a share of all: all warps of each meet in it."""
+    ctas = max(1, round(share * launch.ctas))
+    share = ctas / launch.ctas
+    copied = None if launch.copied is None else launch.copied / share
+    found = Recording(function, [launch._replace(ctas=ctas, copied=copied)], warps, main)
+    found.share = share
+    return found
 
 
 def _outermost(function: Function, loop: Loop) -> Loop:

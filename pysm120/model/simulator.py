@@ -83,7 +83,8 @@ class Paths:
     """The steps of warps before the rounds, in each round and after them; ``load...`` are the steps of ``loaders``.
 
     ``starters`` are the loaders that load before the rounds. With ``turns`` one loader after the other loads, each in a
-    round of its own.
+    round of its own. ``beside``: the steps of each other warp of a CTA, which executes no round. ``load_behind``: of
+    loaders, if their steps after the rounds are others.
 
     ``ways``, if rounds differ: called with a CTA's number of rounds and True for loaders, it returns the steps of each
     round.
@@ -101,6 +102,8 @@ class Paths:
     loaders: Collection[int] = (0,)
     starters: Collection[int] = (0,)
     turns: Sequence[int] = ()
+    beside: Sequence[list[Step]] = ()
+    load_behind: list[Step] | None = None
 
     def fit(self, chip: Chip) -> bool:
         """Whether the code of the rounds fits in the instruction cache."""
@@ -182,9 +185,9 @@ class _Cta:
 class _Warp:
     """The position of a warp on its path, and what it waits for."""
 
-    def __init__(self, number: int, cta: _Cta, rounds: int) -> None:
+    def __init__(self, number: int, cta: _Cta, rounds: int, *, loads: bool) -> None:
         self.number, self.quarter, self.cta = number, number % QUARTERS, cta
-        self.rounds = rounds
+        self.rounds, self.loads = rounds, loads
         self.barriers = [0] * _BARRIERS
         self.why = [""] * _BARRIERS
         self.section, self.round, self.at = _BEFORE, 0, 0
@@ -264,7 +267,7 @@ class Simulator:
             now = min(self.wake)
             if starts and starts[0] <= now:
                 self.begin(ahead.pop(0), heapq.heappop(starts))
-                live += self.warps
+                live += self.warps + len(self.paths.beside)
                 continue
             if now == NEVER:
                 message = "the simulated warps wait for each other: the paths do not fit together"
@@ -288,19 +291,26 @@ class Simulator:
     def end(self, warp: _Warp, now: int) -> bool:
         """Retire a warp; return whether it was the last of its CTA."""
         self.resident[warp.quarter].remove(warp)
-        warp.cta.left -= 1
-        if warp.cta.left == 0:
+        cta = warp.cta
+        cta.left -= 1
+        if cta.left == 0:
             self.outcome.ends.append(now)
-        return warp.cta.left == 0
+        elif len(cta.at_barrier) == cta.left:  # the others have waited for this warp
+            self.meet(cta)
+        return cta.left == 0
 
     def begin(self, rounds: int, at: int) -> None:
         """Make a CTA resident."""
-        cta = _Cta(self.warps, rounds)
-        for w in range(self.warps):
-            warp = _Warp(self.number, cta, rounds)
+        beside = self.paths.beside
+        cta = _Cta(self.warps + len(beside), rounds)
+        for w in range(self.warps + len(beside)):
+            warp = _Warp(self.number, cta, rounds, loads=w in self.paths.loaders)
             self.number += 1
-            warp.path = self.paths.load_before if w in self.paths.starters else self.paths.before
-            warp.ways = self.paths.of_warp(w, rounds)
+            if w < self.warps:
+                warp.path = self.paths.load_before if w in self.paths.starters else self.paths.before
+                warp.ways = self.paths.of_warp(w, rounds)
+            else:
+                warp.section, warp.path = _BEHIND, beside[w - self.warps]
             warp.next = warp.last = at
             self.resident[warp.quarter].append(warp)
             self.settle(warp)
@@ -384,7 +394,11 @@ class Simulator:
         warp.round = 0 if warp.section == _BEFORE else warp.round + 1
         warp.section = _AROUND if warp.round < warp.rounds else _BEHIND
         warp.at = 0
-        warp.path = warp.ways[warp.round] if warp.section == _AROUND else self.paths.behind
+        if warp.section == _AROUND:
+            warp.path = warp.ways[warp.round]
+        else:
+            own = self.paths.load_behind if warp.loads else None
+            warp.path = self.paths.behind if own is None else own
 
     def issue(self, warp: _Warp, step: Step, now: int) -> None:
         """Issue an instruction."""
@@ -518,11 +532,15 @@ class Simulator:
         if len(cta.at_barrier) < cta.left:
             warp.ready = NEVER
             return False
+        self.meet(cta)
+        return False
+
+    def meet(self, cta: _Cta) -> None:
+        """Let the warps at a barrier go on."""
         others, cta.at_barrier = cta.at_barrier, []
         for other in others:
             other.next = max(other.next, self.barrier_free + self.bar_latency)
             self.settle(other)
-        return False
 
     def copy(self, cta: _Cta, ring: int, number: int, at: int, size: int) -> None:
         """Copy bytes of a phase."""
@@ -656,9 +674,14 @@ class Pipes:
         return steps
 
     def l1_passes(self, one: Instruction) -> float:
-        """Return the passes over the data of L1 that a load of global memory takes."""
-        passes = pipe_table.l1_passes(one)
-        return found.wavefronts if passes and (found := self.sectors(one)) is not None else passes
+        """Return the passes over the data of L1 that an access of global memory takes.
+
+        A store takes one for each line that was recorded.
+        """
+        passes, found = pipe_table.l1_passes(one), self.sectors(one)
+        if one.base in {"STG", "ST"}:
+            return found.lines if found else 0
+        return found.wavefronts if passes and found is not None else passes
 
     def requested(self, found: Sectors) -> float:
         """Return the bytes of the requests of L2 that a load or cp.async makes."""
@@ -670,7 +693,9 @@ class Pipes:
         L1 gives what it holds sooner. A statement whose accesses need L2 in part has the average latency.
         """
         kind = pipe_table.class_of(one.opcode)
-        if kind not in {"load_global", "store_global"} or one.base in {"ATOM", "ATOMG"}:
+        if one.base in {"ATOM", "ATOMG"}:
+            return self.chip.timing("atomic_global").latency, 0.0, 0.0
+        if kind not in {"load_global", "store_global"}:
             return latency, 0.0, 0.0
         found = self.sectors(one)
         if found is None:
