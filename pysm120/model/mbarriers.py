@@ -38,8 +38,8 @@ class NotUnderstoodError(Exception):
 class Seen(NamedTuple):
     """The statement of line ``row`` that a warp executed in a round; the round is -1 before the first.
 
-    ``amount``: the expected arrivals of an init, or the arrivals of an arrive. ``announced``: bytes, also of an expect. ``parity``: the
-    parity that a wait is for. ``met``: whether the wait was met.
+    ``amount``: the expected arrivals of an init, or the arrivals of an arrive. ``announced``: bytes, also of an expect.
+    ``parity``: the parity that a wait is for. ``met``: whether the wait was met.
     """
 
     warp: int
