@@ -16,10 +16,19 @@ class Anchor(NamedTuple):
     statement: re.Pattern[str]
     instruction: re.Pattern[str]
     layout: str
+    parts: re.Pattern[str]  # instructions of which a statement becomes several
+
+    @property
+    def stays(self) -> bool:
+        """Whether ptxas makes its instruction if the result is needed, and does not combine it with another one."""
+        return bool(_STAYS.match(self.instruction.pattern))
 
 
-def _class(statement: str, instruction: str, layout: str) -> Anchor:
-    return Anchor(re.compile(statement), re.compile(instruction), layout)
+_STAYS = re.compile(r"MUFU|\[HI?QO\]MMA|LDSM|MOVM")
+
+
+def _class(statement: str, instruction: str, layout: str, parts: str = r"(?!)") -> Anchor:
+    return Anchor(re.compile(statement), re.compile(instruction), layout, re.compile(parts))
 
 
 _CLASSES = (
@@ -30,6 +39,7 @@ _CLASSES = (
     _class(r"cvt\.(\w+\.)*f32\.[us]\d+$", r"U?I2FP?\b", "any"),
     _class(r"cvt\.(\w+\.)*[us]\d+\.f32$", r"U?F2I\b", "any"),
     _class(r"(ex2|lg2|rcp|rsqrt)\.approx", r"MUFU", "ordered"),
+    _class(r"mma\.\S*\.f32\.e\dm\d\.", r"[HQO]MMA", "ordered", r"HMMA"),
     _class(r"mma\.", r"[HIQO]MMA", "ordered"),
     _class(r"ldmatrix", r"LDSM", "ordered"),
     _class(r"movmatrix", r"MOVM", "ordered"),

@@ -73,9 +73,14 @@ class Comparison:
         index = self._machine.anchors[i]
         statement, of = self._program.of.statements[index], self._program.classes[index]
         use = self._machine.accesses[i]
-        for names, choices in _pairs(of.layout if of else "any", statement, use, self._program):
+        if of is None or of.parts.match(self._machine.instructions[i].opcode):
+            return
+        for names, choices in _pairs(of.layout, statement, use, self._program):
             wanted = [self._program.origins(index, name) for name in names]
-            certain = [self._program.certain(index, name) for name in names]
+            certain = [
+                self._program.certain(index, name) | self._program.lost(one)
+                for name, one in zip(names, wanted, strict=True)
+            ]
             fits = [
                 [
                     one.agrees(origins) and (origins.is_unknown or least <= origins.anchors)
@@ -91,7 +96,7 @@ class Comparison:
                     statement.text,
                     (names[n] or "a constant").split("@")[0],
                     str(self._machine.instructions[i]),
-                    tuple(sorted({row for row, _ in wanted[n].anchors})),
+                    tuple(sorted({row for row, _ in wanted[n].anchors | certain[n]})),
                     tuple(sorted({row for row, _ in found.anchors})),
                 )
 

@@ -104,7 +104,7 @@ class Program:
 
     def _into(self, i: int, register: str) -> Origins | Sequence[_Read]:
         one = self.of.statements[i]
-        if one.row in self.present:
+        if self.is_anchor(i):
             result = one.results[0]
             at = [n for n, name in zip(self.offsets(result), result.registers, strict=True) if name == register]
             wide = self.of.bits[register] // _REGISTER_BITS
@@ -118,6 +118,16 @@ class Program:
         read = registers_of(one.sources)
         constant = not read or (one.base in _CHOOSES and any(None in operand.registers for operand in one.sources))
         return [*((i, name) for name in read), *([(i, "")] if constant else [])]
+
+    def is_anchor(self, i: int) -> bool:
+        """Whether a statement has an instruction of its own, or should have one."""
+        of = self.classes[i]
+        row = self.of.statements[i].row
+        return row in self.present or (of is not None and of.stays and row in self.index)
+
+    def lost(self, origins: Origins) -> set[Definition]:
+        """Return the anchors that should have an instruction and have none."""
+        return {one for one in origins.anchors if one[0] not in self.present}
 
     def certain(self, i: int, register: str | None) -> set[Definition]:
         """Return anchors on whose results a source of a statement depends in any case."""
@@ -133,7 +143,7 @@ class Program:
             one = self.of.statements[n]
             if one.guard:
                 continue
-            if one.row in self.present:
+            if self.is_anchor(n):
                 origins = self._into(n, name)
                 found |= {min(origins.anchors)} if isinstance(origins, Origins) else set()
             elif self.classes[n] or (one.base == "mov" and not one.results[0].text.startswith("{")):

@@ -139,7 +139,7 @@ class Statements:
         return self._registers[scope][name]
 
     def _target(self, name: str, scope: int) -> int:
-        while name not in self._labels[scope]:
+        while scope and name not in self._labels[scope]:
             scope = self._outer[scope]
         return self._labels[scope][name]
 

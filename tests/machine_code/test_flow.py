@@ -107,3 +107,14 @@ def test_planted_registers_are_found(entry: str, target: str, rng: np.random.Gen
     assert count > 10
     assert len(missed) <= count / 10, missed
     assert not [one for one in missed if one[0] in {"conversion", "product"}], missed
+
+
+def test_lost_instructions_are_found(rng: np.random.Generator) -> None:
+    """The exponentials and products of a kernel, whose results are all needed."""
+    function, ptx = with_rows("attention_mxfp8_128x64_d64", "sm_120f")
+    for opcode in ("MUFU.EX2", "QMMA"):
+        sites = [i for i, one in enumerate(function.instructions) if one.opcode.startswith(opcode)]
+        for i in rng.permutation(sites)[:SITES]:
+            left = list(function.instructions)
+            left[i] = dataclasses.replace(left[i], opcode="NOP", operands=())
+            assert Comparison(sass.Function(function.name, left), ptx).findings, function.instructions[i]
