@@ -20,11 +20,11 @@ class Anchor(NamedTuple):
 
     @property
     def stays(self) -> bool:
-        """Whether ptxas makes its instruction if the result is needed, and does not combine it with another one."""
+        """Whether ptxas makes its instruction if the result is needed; loads, for one, it may combine."""
         return bool(_STAYS.match(self.instruction.pattern))
 
 
-_STAYS = re.compile(r"MUFU|\[HI?QO\]MMA|LDSM|MOVM")
+_STAYS = re.compile(r"MUFU|\[HI?QO\]MMA|U\?(FFMA|FADD)")
 
 
 def _class(statement: str, instruction: str, layout: str, parts: str = r"(?!)") -> Anchor:
