@@ -126,6 +126,17 @@ def run(ptx: str, rounds: int, target: str = "sm_120f") -> tuple[Recording, list
     return recording, seen, kinds
 
 
+def model_of(entry: str, target: str, rows: int) -> kernel_model.KernelModel:
+    """Return the model of a kernel of the library, whose hand-overs are recorded with so many rows."""
+    chip = chips.load("rtx5090" if target == "sm_120f" else "h200")
+    index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
+    ptx = builtin_image(index, target, "ptx").decode()
+    record = validation.recorder(ptx, target, Problem(1, rows, 1, builtin.head_dim), builtin)
+    model = validation.builtin_model(chip, entry, record=record)
+    assert model.handovers.why == ""
+    return model
+
+
 @pytest.mark.parametrize("stages", [2, 3])
 def test_a_ring(stages: int) -> None:
     ptx = text_of(stages)
@@ -154,6 +165,43 @@ def test_a_ring(stages: int) -> None:
         return (long - short) / 24
 
     assert clocks(9000) - clocks(6000) == pytest.approx(3000 / stages, abs=1)
+
+
+def test_bytes_that_are_announced_apart() -> None:
+    """An expect_tx before the arrival: the phase has the bytes of both, and the same actions as without it."""
+    whole, part = "b64 _, [barrier], 256;", "b64 _, [barrier], 96;"
+    ptx = text_of(3).replace(
+        f"mbarrier.arrive.expect_tx.shared::cta.{whole}",
+        f"mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [barrier], 160;\nmbarrier.arrive.expect_tx.shared::cta.{part}",
+    )
+    recording, seen, kinds = run(ptx, 11)
+    assert {160, 96} == {one.announced for one in seen if one.announced}
+    found = Recorded(recording.function, kinds, seen)
+    assert found.rings == [Ring(1, 1, 0, 1, 256), Ring(64, 0, 0, 1, 0, left=3)]
+    recording.handovers = found
+    chip = dataclasses.replace(chips.load(CALIBRATED), values=chips.load(CALIBRATED).values | {"target": "sm_120"})
+    model = kernel_model.build(chip, recording.function, 64, 1, recording=recording)
+    assert model.handovers is found
+
+
+def test_turns_of_loaders() -> None:
+    assert mbarriers._turns({(r, 3 - r % 2) for r in range(7)}) == [3, 2]
+    assert not mbarriers._turns({(r, 0) for r in range(7)})
+    assert not mbarriers._turns({(r, warp) for r in range(7) for warp in (0, 1)})
+    with pytest.raises(NotUnderstoodError, match="several warps load, but not one after the other"):
+        mbarriers._turns({(0, 3), (1, 2), (2, 2)})
+
+
+def test_loaders_of_nvfp4_take_turns() -> None:
+    """Four warps load, one in each round, as recorded; warp 0 fills the ring."""
+    paths = model_of("attention_nvfp4_128x64_d64", "sm_120f", 512).paths
+    assert list(paths.turns) == [3, 0, 5, 2]
+    assert set(paths.starters) == {0}
+    loads = {
+        warp: [n for n, way in enumerate(paths.of_warp(warp, 12)) if any(step.special == "copy" for step in way)]
+        for warp in range(8)
+    }
+    assert loads == {3: [0, 4, 8], 0: [1, 5, 9], 5: [2, 6, 10], 2: [3, 7, 11], 1: [], 4: [], 6: [], 7: []}
 
 
 def test_ways_that_do_something_else_are_refused() -> None:
@@ -226,6 +274,7 @@ def test_what_no_ring_does(events: list[Seen], message: str) -> None:
     [
         ("mbarrier.init.shared::cta.b64 [a], 1", "init"),
         ("@p mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [a], 64", "arrive"),
+        ("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [a], 64", "expect"),
         ("mbarrier.try_wait.parity.shared::cta.b64 p, [a], 0", "wait"),
         ("mbarrier.test_wait.shared::cta.b64 p, [a], state", "other"),
         ("mbarrier.arrive.noComplete.b64 s, [a], 1", "other"),
@@ -253,12 +302,7 @@ def test_kinds_of_statements(statement: str, kind: str) -> None:
     ],
 )  # fmt: skip
 def test_rings_of_attention(entry: str, target: str, rings: list[Ring]) -> None:
-    chip = chips.load("rtx5090" if target == "sm_120f" else "h200")
-    index, builtin = next((i, b) for i, b in enumerate(builtins()) if b.entry == entry)
-    ptx = builtin_image(index, target, "ptx").decode()
-    record = validation.recorder(ptx, target, Problem(1, 256, 1, builtin.head_dim), builtin)
-    model = validation.builtin_model(chip, entry, record=record)
-    assert model.handovers.why == ""
+    model = model_of(entry, target, 256)
     assert list(model.handovers.rings) == rings
     # In a round the stage that is left gets K of `stages` later, and the one before it V of `stages` - 1.
     deeds = model.handovers.around(model.function.instructions, [])
