@@ -318,8 +318,7 @@ def predict(
     clocks = bounds[bound]
     if bound == "sm" and add_clocks - start > _MOSTLY * (clocks - start):
         bound = "adds"  # which the SM's time contains
-    has_products = any(one.is_tensor for one in model.function.instructions)
-    if dram_bytes and (not has_products or memory.is_streamed(moved, dram_bytes)):
+    if dram_bytes and not any(one.is_tensor for one in model.function.instructions):
         clocks = streams.together(start, bounds, _POWER)
     busy_share = max(0.0, dram_clocks - start) / max(1.0, clocks - start)
     full = times[-1]

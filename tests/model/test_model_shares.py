@@ -155,13 +155,3 @@ def test_an_addition_returns_the_old_value_from_l2(h100: Chip) -> None:
         [(10, Op("ATOMG.E.ADD.STRONG.GPU PT, R3, desc[UR8][R2.64], R31")), (20, Op("EXIT"))]
     ).instructions
     assert Pipes(h100).of_memory(one, 30) == (h100.timing("load_global").latency, 0.0, 0.0)
-
-
-def test_dram_and_sm_add_up_for_streamed_products(h100: Chip) -> None:
-    """Loads of a product whose bytes come from DRAM each time wait for it as those of any other kernel do."""
-    code = [*[(10, Op("HMMA.16816.F32 R4, R8, R12, R4"))] * 16, (10, Op("LDG.E R4, [R2.64]")), (20, Op("EXIT"))]
-    function = of_lines(code)
-    model = kernel_model.build(h100, function, 128, 8)
-    plain = predict.predict(model, [0] * 100_000)
-    bytes_ = float(h100["dram_read_gbs"]) * plain.clocks / float(h100["mhz"]) * 1e3  # takes as long as the SM
-    assert predict.predict(model, [0] * 100_000, dram_bytes=bytes_).clocks > 1.1 * plain.clocks
