@@ -13,7 +13,6 @@ from pysm120.runtime.module import builtin_image, builtin_index, builtins
 
 pytestmark = pytest.mark.virtual
 
-TARGETS = ("sm_120f", "sm_90")
 # Registers are planted among the sources of these instructions: the operands as nvdisasm numbers them.
 PLANTED = {
     "conversion": (re.compile(r"F2FP\.\S*PACK"), range(1, 3)),
@@ -81,11 +80,11 @@ def with_rows(entry: str, target: str) -> tuple[sass.Function, str]:
     pytest.skip("no ptxas here makes the machine code of the library")
 
 
-@pytest.mark.sampled(20, each=("target",))
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("entry", [builtin.entry for builtin in builtins()])
-def test_kernels_read_the_registers_of_their_ptx(entry: str, target: str) -> None:
-    compared = Comparison(*with_rows(entry, target))
+def test_kernels_read_the_registers_of_their_ptx(entry: str) -> None:
+    """No device here runs this code; that of sm_90 is run on a GPU."""
+    compared = Comparison(*with_rows(entry, "sm_120f"))
     assert compared.anchors
     assert not compared.findings, "\n".join(map(str, compared.findings))
 
