@@ -1,6 +1,7 @@
 """The data flow of machine code and of its PTX: the kernels of the library, and wrong registers that are planted."""
 
 import dataclasses
+import itertools
 import re
 
 import numpy as np
@@ -138,10 +139,8 @@ def test_planted_registers_are_found(entry: str, target: str, rng: np.random.Gen
     missed, count = [], 0
     for kind, (pattern, operands) in PLANTED.items():
         sites = [i for i in right.anchors if pattern.match(function.instructions[i].opcode)]
-        for i in rng.permutation(sites)[:SITES]:
-            planted = plant(right, function, int(i), operands, rng)
-            if planted is None:
-                continue
+        tried = ((i, plant(right, function, int(i), operands, rng)) for i in rng.permutation(sites))
+        for i, planted in itertools.islice(((i, one) for i, one in tried if one), SITES):
             count += 1
             if not Comparison(planted, ptx).findings:
                 missed.append((kind, str(function.instructions[i]), str(planted.instructions[i])))
