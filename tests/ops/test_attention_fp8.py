@@ -257,7 +257,9 @@ def test_scales_of_powers_of_two_change_nothing_else(
             alone = one._replace(scale=float(np.float32(case.factor) * factor))
             part = [inputs[0][b : b + 1, h : h + 1], *(x[b : b + 1, h // 2 : h // 2 + 1] for x in inputs[1:])]
             wanted, _ = scaled(opened, alone, part, "float32")
-            assert np.array_equal(o[b, h], wanted[0, 0] * v_scale[b, h // 2])
+            # Of an O below the least normal number, the factor that comes later rounds the last bit once more.
+            last_bit = np.finfo(np.float32).smallest_subnormal
+            assert np.abs(o[b, h] - wanted[0, 0] * v_scale[b, h // 2]).max() <= last_bit
             assert amax[b, h] == np.abs(o[b, h]).max()
 
 
