@@ -96,7 +96,8 @@ def _of_address(operand: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _of_product(opcode: str) -> tuple[int, int, int, int] | None:
+def of_product(opcode: str) -> tuple[int, int, int, int] | None:
+    """Return the registers of D, A, B and C of a matrix product; None for other opcodes."""
     return next((widths for pattern, widths in _COMPILED if pattern.match(opcode)), None)
 
 
@@ -112,7 +113,7 @@ def _memory_width(opcode: str) -> int:
 
 def _result_width(opcode: str) -> int:
     base = opcode.split(".", 1)[0].removeprefix("U")
-    if product := _of_product(opcode):
+    if product := of_product(opcode):
         return product[0]
     if base == "CS2R":
         return 1 if ".32" in opcode else 2
@@ -131,7 +132,7 @@ def _result_width(opcode: str) -> int:
 
 def _source_width(opcode: str, index: int) -> int:
     base = opcode.split(".", 1)[0].removeprefix("U")
-    if product := _of_product(opcode):
+    if product := of_product(opcode):
         return (*product[1:], 1, 1, 1)[index]
     if base.startswith(("ST", "RED", "ATOM")) and base != "REDUX":
         return _memory_width(opcode)

@@ -228,9 +228,8 @@ class Recorded:
         # Rings that only some rounds use, as for a partial last tile, are left out: rare paths are spread evenly.
         rare = {n for n, ring in enumerate(self.rings) if ring.each and ring.once < -len(members[n])}
         # Bytes that are announced apart from an arrival end no phase.
-        rare_or_apart = ((one.kind == "expect" or self._place[one.address][0] in rare, one, phase)
-                         for one, phase in ledger.entries)  # fmt: skip
-        self._entries = [(one, phase) for is_apart, one, phase in rare_or_apart if not is_apart]
+        ending = [(one, phase) for one, phase in ledger.entries if one.kind != "expect"]
+        self._entries = [(one, phase) for one, phase in ending if self._place[one.address][0] not in rare]
         for one, phase in self._entries:
             self._learn(one, phase)
 
@@ -245,14 +244,14 @@ class Recorded:
     def require(self, loads: bool, before: Sequence[Deed], rounds: Iterable[Sequence[Deed]]) -> None:  # noqa: FBT001
         """Raise if the actions on the simulated paths differ from the recorded ones, in a CTA with as many rounds."""
         warps = self.loaders if loads else self._computing - self.loaders
-        did = [self._done(warp) for warp in sorted(warps)]
+        did = {warp: self._done(warp) for warp in sorted(warps)}
         if loads and self.turns:
-            did = [set[Phase]().union(*did)]
+            did = {self.turns[0]: set[Phase]().union(*did.values())}
         deeds = [(0, deed) for deed in before] + [(r, deed) for r, way in enumerate(rounds) for deed in way]
         numbers = {(deed.kind, deed.ring, r + deed.ahead if n >= len(before) else deed.ahead)
                    for n, (r, deed) in enumerate(deeds)}  # fmt: skip
         simulated = {phase for phase in numbers if self._is_done(*phase)}
-        for warp, phases in zip(sorted(warps), did, strict=False):
+        for warp, phases in did.items():
             # Rare paths are spread evenly, so a round in the middle may lack a wait, which the next one makes up for.
             missing = {(kind, *phase) for kind, *phase in phases - simulated
                        if kind != "wait" or (kind, phase[0], phase[1] + 1) not in simulated}  # fmt: skip

@@ -8,6 +8,7 @@ register from shared memory, two clocks for a result of the XU.
 import re
 
 from pysm120.machine_code import pipes
+from pysm120.machine_code.registers import of_product
 from pysm120.machine_code.sass import Instruction
 
 BANKS = 2
@@ -17,15 +18,13 @@ _XU = ("mufu", "convert")
 _NONE = ("BRA", "EXIT", "NOP", "BAR", "SYNCS", "WARPSYNC")
 _WITHOUT_RESULT = ("STS", "STG", "ST")
 _REGISTER = re.compile(r"(?<![A-Z])R(\d+)\b")
-# Registers of A, B and the sums: 16 x 16 and 16 x 8 elements of 16 bits, or as many bytes.
-_OF_PRODUCTS = ((r"[HQI]MMA\.(SF\.)?168(16|32)", (4, 2, 4)), (r"HMMA\.1688", (2, 1, 4)), (r"OMMA", (4, 2, 4)))
 
 Demand = tuple[float, float]
 
 
 def sources(one: Instruction) -> list[tuple[int, ...]]:
     """Return the registers that an instruction reads, by operand; empty for an operand that is not a register."""
-    wide = next((counts for pattern, counts in _OF_PRODUCTS if re.match(pattern, one.opcode)), ())
+    wide = (of_product(one.opcode) or (0,))[1:]
     first = 0 if one.base in _WITHOUT_RESULT else 2 if one.base.endswith("SETP") else 1
     found = []
     for n, operand in enumerate(one.operands[first:]):
