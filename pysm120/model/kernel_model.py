@@ -109,6 +109,7 @@ def build(
     around = most_frequent(ways_of(TYPICAL, loads=False))
     load_around = most_frequent(ways_of(TYPICAL, loads=True))
     before, load_before, behind, load_behind = _outside(function, loop, warps, recording, through=through)
+    between = warp_paths.between(function, loop, before, behind)
     found = _handovers_of(recording, stages, (before, load_before), ways_of)
     handovers: Handovers
     if isinstance(found, str):
@@ -141,7 +142,7 @@ def build(
             steps_around(load_around, around), handovers.rings, handovers.filler, sources,
             ways if recording else None, handovers.loaders, handovers.starters, handovers.turns,
             [pipes.steps(path, {}, sources) for path in _beside(function, loop, warps, recording)],
-            steps(load_behind, {}),
+            steps(load_behind, {}), steps(between, first),
         )  # fmt: skip
         return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording, loop)
 

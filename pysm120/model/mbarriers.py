@@ -131,10 +131,12 @@ class _Ledger:
         self.bytes: Counter[tuple[int, int]] = Counter()
         self.copies: Counter[tuple[int, int]] = Counter()
         self.arrivals: Counter[int] = Counter()
-        self.order: list[int] = []  # mbarriers in the order of first use
+        self.first: dict[int, int] = {}  # the round of the first use of each mbarrier, other than by a wait
         self._announced: dict[int, int] = {}
         self._waited: dict[tuple[int, int], tuple[int, int]] = {}
         self.entries = [(one, self._phase(one)) for one in seen if one.kind != "init" or self._init(one)]
+        # In order of first use; where several warps use them, one may be rounds ahead of another.
+        self.order = sorted(self.first, key=lambda address: self.first[address])
 
     def _init(self, one: Seen) -> bool:
         if one.address in self.expected:
@@ -146,8 +148,8 @@ class _Ledger:
         """Return the phase of its mbarrier that a statement is about."""
         if one.address not in self.expected:
             self._fail(one, "was not initialised")
-        if one.address not in self.order and one.kind != "wait":
-            self.order.append(one.address)
+        if one.kind != "wait":
+            self.first.setdefault(one.address, one.round)
         if one.kind == "arrive":
             number, before = divmod(self.arrivals[one.address], self.expected[one.address])
             if before + one.amount > self.expected[one.address]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pysm120.machine_code.sass import Function, Instruction, Loop
 from pysm120.model.recorded import Recording
 
+_NEXT = "UGETNEXTWORKID"  # clusterlaunchcontrol.try_cancel
+
 Choice = Callable[[Function, int], bool]
 
 
@@ -107,6 +109,21 @@ def behind(function: Function, loop: Loop, *, through: bool = False) -> list[Ins
     if found or not through:
         return min(found, key=len) if found else []
     return _any_way(function, out, lambda b: not function.blocks[b].successors, set(loop.blocks), last=True)
+
+
+def between(
+    function: Function, loop: Loop, before: Sequence[Instruction], behind: Sequence[Instruction]
+) -> list[Instruction]:
+    """Return the path from the main loop to its next entry of a kernel whose CTAs go on; empty for another kernel.
+
+    A CTA that goes on takes the work of one that has not started. The path is what the loop around the main loop has
+    of the paths ``behind`` and ``before`` it.
+    """
+    if not any(one.base == _NEXT for one in function.instructions):
+        return []
+    outer = [other for other in function.loops if set(other.blocks) > set(loop.blocks)]
+    code = [one.address for other in outer for one in function.of_loop(other)]
+    return [one for one in (*behind, *before) if one.address in code]
 
 
 def around(function: Function, loop: Loop) -> list[Instruction]:

@@ -101,10 +101,14 @@ def flops_of(opcode: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class _Time:
-    """The clocks of a CTA, ``begin + rounds * each``, for a number of resident CTAs."""
+    """The clocks of a CTA, ``begin + rounds * each``, for a number of resident CTAs.
+
+    Of CTAs that go on to other Q tiles they are the clocks of a Q tile; its first one takes ``first`` more.
+    """
 
     begin: float
     each: float
+    first: float = 0.0
 
     def of(self, rounds: int) -> float:
         return self.begin + rounds * self.each
@@ -138,6 +142,11 @@ def _time(model: KernelModel, resident: int, least: int, more: int, most: int) -
     least = least if model.paths.around else 0
     short, few = run(least), most <= _SHORT
     one = short.clocks / 2
+    if model.paths.between:
+        long = run(least + more)
+        one, other = ((run(rounds, 4).clocks - of.clocks) / 2 for rounds, of in ((least, short), (least + more, long)))
+        each = (other - one) / more
+        return _Time(one - least * each, each, max(0.0, short.clocks - 2 * one)), long
     if few:
         close = min(_STAGGER, model.run([most], 1).clocks // resident)
         one = (run(most, 4, close).clocks - run(most, 2, close).clocks) / 2
@@ -289,11 +298,11 @@ def predict(
     for resident in range(1, slots + 1):
         time, outcome = _time(model, resident, least, more, max(rounds))
         of_others = sum(other.passes * _time(other.model, resident, _SHORT, _MORE, _MORE)[0].each for other in others)
-        times.append(_Time(max(0.0, time.begin + of_others), time.each))
+        times.append(_Time(max(0.0, time.begin + of_others), time.each, time.first))
     assert outcome is not None  # noqa: S101 - there is at least one slot
     launch = _spread(rounds, leaving)
     leaves = _leaves(model) if leaving else 0.0
-    clocks = _Sms(launch, times, int(chip["sms"]), leaves).run() + float(chip["launch_clocks"])
+    clocks = _Sms(launch, times, int(chip["sms"]), leaves).run() + times[-1].first + float(chip["launch_clocks"])
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
     besides = _besides(others, rounds)
     held = tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0

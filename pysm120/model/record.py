@@ -26,7 +26,7 @@ from pysm120.runtime.module import Builtin, Kernel, builtin_image, builtin_index
 
 ROWS = 2048  # most rows of a recorded problem
 _STEP = 128  # the shorter problem has fewer rows by a multiple of this
-_ROUNDS = 10  # fewest rounds in which hand-overs are recorded
+_ROUNDS = 10  # fewest rounds in which hand-overs are recorded; a ring is used twice at least
 _VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
 _COUNTS = (  # of a file
     "executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts", "global_accesses", "global_sectors",
@@ -177,7 +177,8 @@ class _Kernel:
         """Launch it once, with whole tiles except for the last row, and record the hand-overs."""
         rows = math.lcm(*tile_of(self.record))
         of_round = tile_of(self.record)[0 if self.record.operation == BACKWARD else 1]
-        problem = Problem(1, rows * -(-_ROUNDS * of_round // rows) - 1, 1, head_dim)
+        rounds = max(_ROUNDS, 2 * self.record.stages + 2)
+        problem = Problem(1, rows * -(-rounds * of_round // rows) - 1, 1, head_dim)
         marker = recording.marker
         with self._open(problem) as (device, kernel, launch):
             code = watch.instructions(kernel)

@@ -43,7 +43,7 @@ _LANES = 32
 _PASS_BYTES = 128  # of shared memory in a wavefront, one clock
 _OF_GROUPS = ("load", "commit", "drain")
 _QUEUED = ("lsu", "xu", "copy")
-_BEFORE, _AROUND, _BEHIND = range(3)  # sections of a warp's path
+_BEFORE, _AROUND, _BETWEEN, _BEHIND = range(4)  # sections of a warp's path
 
 
 class Step(NamedTuple):
@@ -82,6 +82,8 @@ class Step(NamedTuple):
 class Paths:
     """The steps of warps before the rounds, in each round and after them; ``load...`` are the steps of ``loaders``.
 
+    ``between``: the steps from the last round of a Q tile to the first one of the next, of CTAs that go on to the Q
+    tiles of others; else empty.
     ``starters`` are the loaders that load before the rounds. With ``turns`` one loader after the other loads, each in a
     round of its own. ``beside``: the steps of each other warp of a CTA, which executes no round. ``load_behind``: of
     loaders, if their steps after the rounds are others.
@@ -104,18 +106,19 @@ class Paths:
     turns: Sequence[int] = ()
     beside: Sequence[list[Step]] = ()
     load_behind: list[Step] | None = None
+    between: Sequence[Step] = ()
 
     def fit(self, chip: Chip) -> bool:
         """Whether the code of the rounds fits in the instruction cache."""
         return fetching.fits(chip, {step.line for step in (*self.around, *self.load_around)})
 
-    def of_warp(self, warp: int, count: int) -> Sequence[list[Step]]:
-        """Return the steps of a warp of a CTA in each of a number of rounds."""
+    def of_warp(self, warp: int, count: int, first: int = 0) -> Sequence[list[Step]]:
+        """Return the steps of a warp of a CTA in each round of a Q tile, whose first one is round ``first``."""
         ways = self.rounds(count, loads=warp in self.loaders)
         if warp not in self.turns:
             return ways
         turn, others = self.turns.index(warp), self.rounds(count)
-        return [(ways if n % len(self.turns) == turn else others)[n] for n in range(count)]
+        return [(ways if (first + n) % len(self.turns) == turn else others)[n] for n in range(count)]
 
     def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
         """Return the steps of a warp in each round of a CTA with a number of rounds."""
@@ -175,25 +178,32 @@ class _Phase:
 class _Cta:
     """Synchronisation state that the warps of a CTA share."""
 
-    def __init__(self, warps: int, rounds: int) -> None:
-        self.left, self.rounds = warps, rounds
+    def __init__(self, warps: int) -> None:
+        self.left = warps
+        self.tiles, self.begun = list[int](), 0  # rounds of each Q tile: of those that warps have begun, and the next
         self.at_barrier: list[_Warp] = []
         self.phases: dict[tuple[int, int], _Phase] = defaultdict(_Phase)
         self.waiting: list[tuple[_Warp, int, int, int]] = []  # waiting warps, their phase, and their barrier
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of all its Q tiles."""
+        return sum(self.tiles)
 
 
 class _Warp:
     """The position of a warp on its path, and what it waits for."""
 
-    def __init__(self, number: int, cta: _Cta, rounds: int, *, loads: bool) -> None:
-        self.number, self.quarter, self.cta = number, number % QUARTERS, cta
-        self.rounds, self.loads = rounds, loads
+    def __init__(self, number: int, index: int, cta: _Cta, *, loads: bool) -> None:
+        self.number, self.quarter, self.index, self.cta = number, number % QUARTERS, index, cta
+        self.loads = loads
+        self.tile, self.first, self.end = -1, 0, 0  # its Q tile, the first round of that and the round behind
         self.barriers = [0] * _BARRIERS
         self.why = [""] * _BARRIERS
         self.section, self.round, self.at = _BEFORE, 0, 0
         self.landing = self.landed = 0  # arrival of the last cp.async, and of the groups that were waited for
         self.groups: deque[int] = deque()  # arrival of each group that has not been waited for
-        self.path: list[Step] = []
+        self.path: Sequence[Step] = []
         self.ways: Sequence[list[Step]] = ()
         self.ready = self.next = self.last = 0
         self.line, self.came, self.there = -1, 0, 0  # line of code: when the warp reached it, and when it arrives
@@ -250,15 +260,18 @@ class Simulator:
         self.wake = [NEVER] * QUARTERS
         self.number = 0
         self.chip = chip
+        self.ahead, self.starts = list[int](), list[int]()  # rounds of the Q tiles that nobody has; starts of CTAs
         self.fetch: Fetch | None = None
         self.keep_events = keep_events
         self.outcome = Outcome(0, [], defaultdict(int), defaultdict(int), 0, [])
 
     def run(self, rounds: Sequence[int], slots: int, offset: int = 0) -> Outcome:
-        """Run a CTA for each of ``rounds``, ``slots`` at a time; the slots start ``offset`` clocks apart."""
-        ahead = list(rounds)
+        """Run a Q tile for each of ``rounds``, ``slots`` CTAs at a time; the slots start ``offset`` clocks apart.
+
+        A CTA has one of them, or goes on with the next one that no other has.
+        """
+        ahead, starts = self.ahead, self.starts = list(rounds), list[int]()
         self.fetch = self.code(min(slots, len(ahead)))
-        starts: list[int] = []
         for slot in range(min(slots, len(ahead))):
             heapq.heappush(starts, slot * offset)
         last: list[_Warp | None] = [None] * QUARTERS
@@ -302,13 +315,14 @@ class Simulator:
     def begin(self, rounds: int, at: int) -> None:
         """Make a CTA resident."""
         beside = self.paths.beside
-        cta = _Cta(self.warps + len(beside), rounds)
+        cta = _Cta(self.warps + len(beside))
+        cta.tiles.append(rounds)
         for w in range(self.warps + len(beside)):
-            warp = _Warp(self.number, cta, rounds, loads=w in self.paths.loaders)
+            warp = _Warp(self.number, w, cta, loads=w in self.paths.loaders)
             self.number += 1
             if w < self.warps:
                 warp.path = self.paths.load_before if w in self.paths.starters else self.paths.before
-                warp.ways = self.paths.of_warp(w, rounds)
+                self.take(warp)
             else:
                 warp.section, warp.path = _BEHIND, beside[w - self.warps]
             warp.next = warp.last = at
@@ -317,6 +331,18 @@ class Simulator:
         if self.paths.filler:
             for number in range(self.paths.filler.stages):
                 self.fill(cta, number, at)
+
+    def take(self, warp: _Warp) -> None:
+        """Let a warp take the next Q tile of its CTA, which then knows the one behind it."""
+        cta = warp.cta
+        warp.tile += 1
+        if warp.tile == cta.begun:
+            cta.begun += 1
+            if self.paths.between and len(self.ahead) > len(self.starts):
+                cta.tiles.append(self.ahead.pop(0))
+        count = cta.tiles[warp.tile]
+        warp.first, warp.end = warp.end, warp.end + count
+        warp.ways = self.paths.of_warp(warp.index, count, warp.first)
 
     def choose(self, quarter: int, now: int, last: "_Warp | None") -> "_Warp | None":
         """Return the warp that a quarter issues from, or None and the next time at which one may be ready."""
@@ -388,15 +414,18 @@ class Simulator:
         return warp.there
 
     def turn(self, warp: _Warp) -> None:
-        """Move on to the next round, or to the steps after the last round."""
+        """Move on to the next round, to the next Q tile, or to the steps after the last round."""
         if warp.section == _BEHIND:
             return
-        warp.round = 0 if warp.section == _BEFORE else warp.round + 1
-        warp.section = _AROUND if warp.round < warp.rounds else _BEHIND
+        warp.round += warp.section == _AROUND
         warp.at = 0
-        if warp.section == _AROUND:
-            warp.path = warp.ways[warp.round]
+        if warp.round < warp.end:
+            warp.section, warp.path = _AROUND, warp.ways[warp.round - warp.first]
+        elif warp.tile + 1 < len(warp.cta.tiles):
+            warp.section, warp.path = _BETWEEN, self.paths.between
+            self.take(warp)
         else:
+            warp.section = _BEHIND
             own = self.paths.load_behind if warp.loads else None
             warp.path = self.paths.behind if own is None else own
 
@@ -485,10 +514,10 @@ class Simulator:
         if step.special in _OF_GROUPS:
             self.group(warp, step, now)
         elif warp.section != _BEHIND:
-            number = step.ahead + (warp.round if warp.section == _AROUND else 0)
+            number = step.ahead + warp.round
             if step.special == "wait":
                 self.hold(warp, step, number)
-            elif not 0 <= number < self.paths.rings[step.ring].phases(warp.rounds):
+            elif not 0 <= number < self.paths.rings[step.ring].phases(warp.cta.rounds):
                 pass  # waits for a tile beyond the last one
             elif step.special == "copy":
                 self.copy(warp.cta, step.ring, number, now, step.amount)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.virtual
 
 TABLE = Path(__file__).resolve().parents[2] / "src" / "ops" / "attention" / "clocks.c"
 NUMBER = r"\{(\d+), (\d+)\}"
-ROWS = re.findall(rf"\{{SM120_(\w+), (\d+), (\d+), (\d+), {NUMBER}, {NUMBER}\}}", TABLE.read_text())
+ROWS = re.findall(rf"\{{SM120_(\w+), (\d+), (\d+), (\d+), {NUMBER}, {NUMBER}, (true|false)\}}", TABLE.read_text())
 CHIP = chips.load("rtx5090")
 SMS = int(CHIP["sms"])
 # As bf16 and mxfp8_bf16 in src/ops/attention/clocks.c.
@@ -61,7 +61,8 @@ def test_paces_are_those_of_the_model(row: tuple[str, ...]) -> None:
             assert found == pytest.approx(rounds * each_round + outside, rel=0.06), rounds
 
     check_pace(row[4:6], 0, 1)
-    if model.slots > 1:
+    assert (row[8] == "true") == bool(model.paths.between), "CTAs go on to other Q tiles"
+    if model.slots > 1 or model.paths.between:
         check_pace(row[6:8], 2, 6)
     else:
         assert row[6:8] == ("0", "0")

@@ -6,40 +6,41 @@
 #include "ops/resident.h"
 
 /* The paces of kernels on an RTX 5090: of a CTA that has a multiprocessor to itself, and of each of many that share it
- * two at a time; 0: two do not fit. `python -m pysm120 model` predicts them; tests/ops/test_attention_clocks.py
- * compares. F16 has those of BF16. */
+ * two at a time, or with goes_on of each Q tile of a CTA behind the first; 0: neither. `python -m pysm120 model`
+ * predicts them; tests/ops/test_attention_clocks.py compares. F16 has those of BF16. */
 static const struct timing {
     uint32_t precision, head_dim, q_rows, threads;
     struct attention_pace alone, each;
+    bool goes_on;
 } timings[] = {
-    {SM120_BF16, 32, 128, 128, {2568, 5335}, {0, 0}},
-    {SM120_BF16, 32, 128, 256, {1994, 5447}, {2054, 1871}},
-    {SM120_BF16, 64, 128, 128, {8894, 5495}, {0, 0}},
-    {SM120_BF16, 64, 128, 256, {4170, 4857}, {0, 0}},
-    {SM120_BF16, 64, 64, 128, {2537, 4343}, {2061, 1600}},
-    {SM120_BF16, 64, 32, 256, {1972, 5234}, {0, 0}},
-    {SM120_BF16, 96, 128, 128, {6740, 6801}, {0, 0}},
-    {SM120_BF16, 96, 128, 256, {6283, 5507}, {0, 0}},
-    {SM120_BF16, 128, 128, 128, {8814, 7534}, {0, 0}},
-    {SM120_BF16, 128, 128, 256, {8196, 7089}, {0, 0}},
-    {SM120_BF16, 128, 64, 128, {4662, 4894}, {0, 0}},
-    {SM120_BF16, 128, 32, 128, {2198, 3906}, {0, 0}},
-    {SM120_BF16, 256, 128, 256, {8228, 12603}, {0, 0}},
-    {SM120_BF16, 256, 64, 128, {4842, 7075}, {0, 0}},
-    {SM120_FP8, 64, 128, 256, {1569, 4116}, {1240, 2472}},
-    {SM120_FP8, 64, 32, 256, {1452, 4347}, {0, 0}},
-    {SM120_FP8, 128, 192, 384, {3508, 7414}, {0, 0}},
-    {SM120_FP8, 128, 32, 256, {1295, 7744}, {0, 0}},
-    {SM120_MXFP8, 64, 128, 256, {1654, 4098}, {1214, 2650}},
-    {SM120_MXFP8, 128, 192, 384, {3428, 8982}, {0, 0}},
-    {SM120_MXFP8, 256, 128, 256, {4824, 9925}, {0, 0}},
-    {SM120_MXFP8_BF16, 64, 128, 256, {2788, 3110}, {2546, 1746}},
-    {SM120_MXFP8_BF16, 128, 128, 256, {5202, 5224}, {0, 0}},
-    {SM120_MXFP8_BF16, 256, 128, 256, {10269, 9307}, {0, 0}},
-    {SM120_NVFP4, 64, 128, 256, {1339, 5036}, {958, 2782}},
-    {SM120_NVFP4, 128, 192, 384, {2078, 9294}, {0, 0}},
-    {SM120_NVFP4_MXFP8, 64, 128, 256, {1625, 4282}, {1098, 2744}},
-    {SM120_NVFP4_MXFP8, 128, 192, 384, {2834, 8299}, {0, 0}},
+    {SM120_BF16, 32, 128, 128, {2568, 5335}, {0, 0}, false},
+    {SM120_BF16, 32, 128, 256, {1994, 5447}, {2054, 1871}, false},
+    {SM120_BF16, 64, 128, 128, {8894, 5495}, {0, 0}, false},
+    {SM120_BF16, 64, 128, 256, {4170, 4857}, {0, 0}, false},
+    {SM120_BF16, 64, 64, 128, {2537, 4343}, {2061, 1600}, false},
+    {SM120_BF16, 64, 32, 256, {1972, 5234}, {0, 0}, false},
+    {SM120_BF16, 96, 128, 128, {6740, 6801}, {0, 0}, false},
+    {SM120_BF16, 96, 128, 256, {6283, 5507}, {0, 0}, false},
+    {SM120_BF16, 128, 128, 128, {8814, 7534}, {0, 0}, false},
+    {SM120_BF16, 128, 128, 256, {8196, 7089}, {0, 0}, false},
+    {SM120_BF16, 128, 64, 128, {4662, 4894}, {0, 0}, false},
+    {SM120_BF16, 128, 32, 128, {2198, 3906}, {0, 0}, false},
+    {SM120_BF16, 256, 128, 256, {8228, 12603}, {0, 0}, false},
+    {SM120_BF16, 256, 64, 128, {4842, 7075}, {0, 0}, false},
+    {SM120_FP8, 64, 128, 256, {1549, 4074}, {1274, 2151}, false},
+    {SM120_FP8, 64, 32, 256, {1501, 4334}, {0, 0}, false},
+    {SM120_FP8, 128, 192, 384, {3398, 7396}, {3398, 1522}, true},
+    {SM120_FP8, 128, 32, 256, {1342, 7630}, {0, 0}, false},
+    {SM120_MXFP8, 64, 128, 256, {1572, 4378}, {1232, 2351}, false},
+    {SM120_MXFP8, 128, 192, 384, {3446, 6542}, {3446, 1011}, true},
+    {SM120_MXFP8, 256, 128, 256, {4752, 9768}, {0, 0}, false},
+    {SM120_MXFP8_BF16, 64, 128, 256, {2640, 3706}, {2555, 1769}, false},
+    {SM120_MXFP8_BF16, 128, 128, 256, {5189, 5344}, {0, 0}, false},
+    {SM120_MXFP8_BF16, 256, 128, 256, {10270, 9300}, {0, 0}, false},
+    {SM120_NVFP4, 64, 128, 256, {1234, 5346}, {939, 3162}, false},
+    {SM120_NVFP4, 128, 192, 384, {2149, 6775}, {2149, 1625}, true},
+    {SM120_NVFP4_MXFP8, 64, 128, 256, {1531, 4821}, {1113, 2669}, false},
+    {SM120_NVFP4_MXFP8, 128, 192, 384, {2763, 6662}, {2763, 2458}, true},
 };
 
 static const struct timing *timing_of(const struct kernel_record *record) {
@@ -85,6 +86,7 @@ struct attention_estimate attention_estimate_of(const struct device *device, con
         .tile_bytes = 8.0 * record->q_rows * record->head_dim,
     };
     estimate.each = found != NULL && found->each.round != 0 ? found->each : estimate.alone;
+    estimate.start = found != NULL && found->goes_on ? found->alone.outside - found->each.outside : 0;
     if (reach.has_left && reach.has_right) { /* all but the keys of a window are hidden */
         estimate.most = fmin(all, ((double)reach.left + (double)reach.right) / (double)step + edges);
         estimate.average = estimate.most;
@@ -99,13 +101,13 @@ static double clocks_of(struct attention_pace pace, double rounds) {
 }
 
 /* The clocks of a multiprocessor for `whole` CTAs of so many rounds and `parts` CTAs of fewer rounds. Where two share
- * it, the last one ends alone. */
+ * it, the last one ends alone; where a CTA does the work of many, it starts once. */
 static double clocks_of_sm(const struct attention_estimate *estimate, double whole, double rounds, double parts,
                            double fewer) {
     const struct attention_pace alone = estimate->alone, each = estimate->each;
     const double shared = whole * clocks_of(each, rounds) + parts * clocks_of(each, fewer);
     const double last = shared + (parts > 0 ? fewer : rounds) * (alone.round - each.round);
-    return fmax(last, clocks_of(alone, whole > 0 ? rounds : fewer));
+    return fmax(last + estimate->start, clocks_of(alone, whole > 0 ? rounds : fewer));
 }
 
 double attention_clocks_with(const struct attention_estimate *estimate, int64_t first, int64_t splits) {

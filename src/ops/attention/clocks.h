@@ -11,8 +11,11 @@ struct attention_pace {
 
 /* What the clocks of a launch depend on, but for its splits. */
 struct attention_estimate {
-    struct attention_pace alone, each; /* of a CTA that has a multiprocessor to itself; of each where two share it */
-    double average, most;              /* rounds of the CTAs, and of the longest */
+    /* Of a CTA that has a multiprocessor to itself; of each where two share it, or of each Q tile of a CTA that goes on
+     * from one to the other, which takes `start` more clocks. */
+    struct attention_pace alone, each;
+    double start;
+    double average, most; /* rounds of the CTAs, and of the longest */
     int64_t sms, tiles;
     double tile_bytes; /* that the results of a split of a tile move */
 };
