@@ -220,15 +220,24 @@ def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
 
     A block with all rounds of a loop, each of which has the code of most statements n times, ran an nth as often as
     they. It has other statements too, which say so.
+
+    ptxas moves statements of a branch's arm into the block before it, where they may outnumber its own. A barrier
+    without a guard does not move: where a block has some, they alone say how often it ran.
     """
     found, starts = {}, sorted(executed)
     for n, rows in own_rows(function, executed).items():
         if not rows:
             continue
+        block = function.blocks[n]
+        code = function.instructions[block.first : block.last]
+        fixed = Counter(_row_of(starts, one) for one in code if one.base == "BAR" and not one.predicate)
+        told = Counter(executed[row] // fixed[row] for row in set(rows) if fixed[row])
+        if told:
+            found[n] = told.most_common(1)[0][0]
+            continue
         counts = Counter(executed[row] for row in rows)
         count = counts.most_common(1)[0][0]
-        block = function.blocks[n]
-        copies = _copies_of(starts, function.instructions[block.first : block.last])
+        copies = _copies_of(starts, code)
         each = Counter(copies[row] for row in set(rows) if executed[row] == count).most_common(1)[0][0]
         found[n] = count // each if count and count % each == 0 and count // each in counts else count
     return found

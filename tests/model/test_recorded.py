@@ -59,6 +59,24 @@ def branches(of: sass.Function) -> list[int]:
     return [one.address for one in of.instructions if one.is_branch]
 
 
+def test_a_barrier_says_how_often_a_block_ran_with_more_code_of_an_arm() -> None:
+    code = [
+        (10, Op("MOV R1, RZ")),
+        (20, Op("BAR.SYNC.DEFER_BLOCKING 0x0", label=".L_x_1")),
+        (30, Op("FADD R2, R2, R3")),  # of an arm that no warp takes, like the guarded store
+        (40, Op("FADD R4, R4, R3")),
+        (50, Op("@P0 STS [R4], R2")),
+        (60, Op("@P2 BRA `(.L_x_1)")),
+        (70, Op("EXIT")),
+    ]
+    executed = {10: 6, 20: 48, 30: 0, 40: 0, 50: 0, 60: 48, 70: 6}
+    assert list(recorded_module.blocks(of_lines(code), executed).values()) == [6, 48, 6]
+    twice = [*code[:5], (20, Op("BAR.SYNC.DEFER_BLOCKING 0x0")), *code[5:]]  # an unrolled round has it twice
+    assert list(recorded_module.blocks(of_lines(twice), executed).values()) == [6, 24, 6]
+    guarded = [(line, Op("@P1 BAR.SYNC.DEFER_BLOCKING 0x0", label=".L_x_1") if line == 20 else op) for line, op in code]
+    assert list(recorded_module.blocks(of_lines(guarded), executed).values()) == [6, 0, 6]
+
+
 def test_blocks_run_as_often_as_statements_of_their_own() -> None:
     k = function()
     launch = counts(3, 8, rare=2)
