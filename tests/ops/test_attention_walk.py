@@ -47,8 +47,8 @@ def walked(seed: int, *arrays: Array, **options: Any) -> tuple[Array, Array, int
 
 @pytest.mark.virtual
 @pytest.mark.parametrize("precision", list(PRECISIONS))
-def test_some_kernels_go_on(precision: str) -> None:
-    """The test below is about kernels of this tile."""
+def test_the_tile_of_the_kernels_that_go_on(precision: str) -> None:
+    """The tests below choose rows and keys by it."""
     found = [one for one in builtins() if one.operation == "attention" and one.precision == precision]
     assert ROWS in {one.q_rows for one in found if one.head_dim == 128 and not one.features}
 
