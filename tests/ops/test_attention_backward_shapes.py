@@ -156,7 +156,7 @@ def test_aligned_rows_of_an_odd_head_size(opened: OpenDevice, rng: np.random.Gen
 @pytest.mark.parametrize("causal", [None, "bottom-right"])
 @pytest.mark.parametrize(
     ("head_dim", "q_rows", "kv_rows"),
-    [(32, 257, 130), (64, 129, 257), (96, 130, 129), (128, 130, 257), (192, 130, 129), (256, 65, 130)],
+    [(32, 257, 130), (64, 129, 257), (64, 770, 130), (96, 130, 129), (128, 130, 257), (192, 130, 129), (256, 65, 130)],
 )
 def test_tiles_that_need_the_shared_memory_of_hopper(
     rng: np.random.Generator,
