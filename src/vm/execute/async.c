@@ -215,7 +215,8 @@ enum step async_word(struct warp *w, const struct inst *i, uint32_t mask) {
 }
 
 /* clusterlaunchcontrol.try_cancel: take the next cluster that has not started, if there is one, and write its first
- * CTA to 16 bytes of shared memory. The request may fail in any case; with checks it fails at random. kind: multicast
+ * CTA to 16 bytes of shared memory: x in bits 0 to 31, y in 32 to 47, z in 48 to 63, and bit 64 is set, as ptxas reads
+ * them for the SM120. The request may fail in any case; with checks it fails at random. kind: multicast
  * to all CTAs. */
 enum step async_cancel(struct warp *w, const struct inst *i, uint32_t mask) {
     struct cta *cta = w->cta;
@@ -241,8 +242,8 @@ enum step async_cancel(struct warp *w, const struct inst *i, uint32_t mask) {
         if (turn < launch->clusters) {
             uint32_t id[3];
             launch_place(launch, launch_cluster_at(launch, turn), 0, id);
-            op.value[0] = id[0] | (uint64_t)id[1] << 32;
-            op.value[1] = id[2] | UINT64_C(1) << 32;
+            op.value[0] = id[0] | (uint64_t)id[1] << 32 | (uint64_t)id[2] << 48;
+            op.value[1] = 1;
         }
         if (!async_start(w, &op, NULL, i->kind != 0 ? (1u << cta->ranks) - 1 : 0)) {
             return STEP_FAULT;
@@ -256,7 +257,7 @@ enum step async_canceled(struct warp *w, const struct inst *i, uint32_t mask) {
     const uint64_t *high = (const uint64_t *)source(w, i->a) + WARP;
     uint32_t found = 0;
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
-        found |= (uint32_t)(high[lowest_bit(rest)] >> 32 & 1u) << lowest_bit(rest);
+        found |= (uint32_t)(high[lowest_bit(rest)] & 1u) << lowest_bit(rest);
     }
     w->cta->is_refused |= found != mask;
     if (i->p != 0) {

@@ -346,16 +346,17 @@ void decode_clusterlaunchcontrol(struct parser *p) {
     need_count(p, 2, 2);
     const struct operand *d = one == 0 ? elements(p, &s->operand[0], 4) : &s->operand[0];
     const uint32_t a = need_source(p, &s->operand[1], T_B128);
-    for (uint32_t k = 0; k < (one == 0 ? 4u : 1u); ++k) { /* the words of the value: x, y, z, 1 */
-        const uint32_t word = one == 0 ? k : (uint32_t)one - 1;
+    for (uint32_t k = 0; k < (one == 0 ? 4u : 1u); ++k) { /* async_cancel has the format; the last one is undefined */
+        static const uint8_t left[] = {32, 16, 0, 0}, right[] = {32, 48, 48, 0};
+        const uint32_t part = one == 0 ? k : (uint32_t)one - 1;
         if (d[k].kind == OPERAND_SINK) {
             continue;
         }
-        const uint32_t wide = word % 2 != 0 ? register_take(p, T_B64) : a + 256 * (word / 2);
-        if (word % 2 != 0) {
-            struct inst *high = emit(p, lanes_table()[LANE_shr_u64]);
-            high->d = wide, high->a = a + 256 * (word / 2), high->b = constant_slot(p, 32, false, NULL);
-        }
+        const uint32_t wide = register_take(p, T_B64);
+        struct inst *high = emit(p, lanes_table()[LANE_shl_b64]);
+        high->d = wide, high->a = a + 256 * (part / 3), high->b = constant_slot(p, left[part], false, NULL);
+        struct inst *shifted = emit(p, lanes_table()[LANE_shr_u64]);
+        shifted->d = wide, shifted->a = wide, shifted->b = constant_slot(p, right[part], false, NULL);
         const uint32_t to = need_destination(p, &d[k], T_U32);
         struct inst *low = emit(p, lanes_table()[LANE_trunc_64]);
         low->d = to, low->a = wide;
