@@ -12,6 +12,7 @@ _RESERVED = 1024  # reserved at the start of a CTA's shared memory from sm_90 on
 _IN_RECORD = (0x01, 0x02, 0x03)
 _SIZED = 0x04
 _REGISTERS, _FRAME, _MAX_THREADS, _REQUIRED_THREADS, _INDIRECT = 0x2F, 0x11, 0x05, 0x10, 0x34
+_PARAMETER, _PARAMETERS = 0x17, 0x0A
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,10 +147,28 @@ class Cubin:
         """Return the machine code of an entry."""
         return next(section.data for section in self._sections if section.name == f".text.{name}")
 
+    def constants(self, name: str, bank: int) -> bytes:
+        """Return what a constant bank of an entry holds."""
+        wanted = f".nv.constant{bank}.{name}"
+        return next((section.data for section in self._sections if section.name == wanted), b"")
+
+    def parameters(self, name: str) -> list[tuple[int, int]]:
+        """Return the offset and the bytes of each parameter of an entry, in their order."""
+        found = [struct.unpack("<IHHI", value) for value in self._attributes(name, _PARAMETER)]
+        return [(offset, flags >> 18) for _, _, offset, flags in sorted(found, key=lambda row: row[1])]
+
+    def first_parameter(self, name: str) -> int:
+        """Return the place of the first parameter of an entry in constant bank 0."""
+        return next((struct.unpack("<IHH", value)[1] for value in self._attributes(name, _PARAMETERS)), 0)
+
+    def _attributes(self, name: str, wanted: int) -> list[bytes]:
+        """Return the values of an attribute of an entry."""
+        info = next(section.data for section in self._sections if section.name == f".nv.info.{name}")
+        return [value for attribute, value in _records(info) if attribute == wanted]
+
     def indirect_branches(self, name: str) -> bytes:
         """Return the records of .nv.info that hold the targets of the indirect branches of an entry."""
-        info = next(section.data for section in self._sections if section.name == f".nv.info.{name}")
-        found = [value for attribute, value in _records(info) if attribute == _INDIRECT]
+        found = self._attributes(name, _INDIRECT)
         return b"".join(struct.pack("<BBH", _SIZED, _INDIRECT, len(value)) + value for value in found)
 
 

@@ -320,13 +320,13 @@ def block_of(function: Function, index: int) -> int:
 # ---- nvdisasm's text --------------------------------------------------------------------
 
 _SECTION = re.compile(r"\s*\.section\s+\.text\.([\w$.]+),")
-_LABEL = re.compile(r"(\.L_x_\w+|\.L_\d+):")
+_LABEL = re.compile(r"(\.L_x_\w+|\.L_\d+|\$[\w$]+):")  # those of ptxas's own functions begin with $
 _CODE = re.compile(
     r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([^\s;]+)\s*(.*?)\s*;?\s*(?:/\* 0x([0-9a-f]{16}) \*/)?\s*$"
 )
 _REST = re.compile(r"\s*/\* 0x([0-9a-f]{16}) \*/")
 _LINE = re.compile(r"\s*//## File \"([^\"]*)\", line (\d+)")
-_LABEL_OPERAND = re.compile(r"`\((\.L_\w+)\)")
+_LABEL_OPERAND = re.compile(r"`\(((?:\.L_|\$)[\w$]+)\)")
 _CHOICES = re.compile(r"\(\*\"BRANCH_TARGETS (.*?)\"\*\)")
 _REMARK = re.compile(r"\s*\(\*\".*?\"\*\)")  # such as (*"SpillRefill"*), with line information alone
 
