@@ -82,7 +82,8 @@ def store(w: Writer, m: Match) -> None:
     a, b = w.one.operands
     address = of.shared(w, a)
     count = m["bytes"] or m["count"]
-    name = f"m16n8.x{count}.trans.shared.b8" if m["bytes"] else f"m8n8.x{count}.shared.b16"
+    transposed = ".trans" if m["transposed"] else ""
+    name = f"m16n8.x{count}.trans.shared.b8" if m["bytes"] else f"m8n8.x{count}{transposed}.shared.b16"
     w.emit(f"stmatrix.sync.aligned.{name} {address}, {_vector(of.names(w, b, int(count)))}")
 
 
@@ -98,6 +99,6 @@ HANDLERS = {
     r"QMMA\.SF\.16832\.F32\.(?P<a>E4M3|E5M2|E2M1)\.(?P<b>E4M3|E5M2|E2M1)\.E8": product_scaled,
     r"OMMA\.SF\.16864\.F32\.E2M1\.E2M1\.UE4M3\.4X": product_fp4,
     r"LDSM\.(16\.M(?P<transposed>T)?88\.(?P<count>[124])|8\.MT1616\.(?P<bytes>[12]))": load,
-    r"STSM\.(16\.M88\.(?P<count>[124])|8\.MT168\.(?P<bytes>[124]))": store,
+    r"STSM\.(16\.M(?P<transposed>T)?88\.(?P<count>[124])|8\.MT168\.(?P<bytes>[124]))": store,
     r"MOVM\.16\.MT88": transpose,
 }
