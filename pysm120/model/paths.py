@@ -127,9 +127,10 @@ def between(
 
 
 def around(function: Function, loop: Loop) -> list[Instruction]:
-    """Return the shortest path from the start to the end that does not enter the main loop."""
-    inside = _beside(function, loop)
-    return _shortest(function, 0, lambda b: not function.blocks[b].successors, inside, loads=False, last=True)
+    """Return the shortest path from the start to an EXIT, guarded or not, that does not enter the main loop."""
+    blocks, inside = function.blocks, _beside(function, loop)
+    leaves = {b for b, block in enumerate(blocks) if function.instructions[block.last - 1].base == "EXIT"}
+    return _shortest(function, 0, leaves.__contains__, inside, loads=False, last=True)
 
 
 def recorded(

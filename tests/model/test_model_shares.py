@@ -6,7 +6,7 @@ import pytest
 from sass_text import Op, listing
 
 from pysm120.machine_code import sass
-from pysm120.model import chips, kernel_model, predict, roles
+from pysm120.model import chips, kernel_model, paths, predict, roles
 from pysm120.model.chips import Chip
 from pysm120.model.predict import _spread
 from pysm120.model.recorded import Launch, Recording, Sectors
@@ -97,6 +97,26 @@ def test_ctas_that_leave_are_spread_over_the_launch(h100: Chip) -> None:
     # Twelve CTAs of each place leave, each after cta_start and a few clocks; a place may have a CTA more than others.
     assert 12 * h100["cta_start"] < some.clocks - alone.clocks < alone.clocks / 3
     assert some.clocks < whole.clocks / 2
+
+
+def test_ctas_leave_by_a_guarded_exit(h100: Chip) -> None:
+    """Three of four CTAs end at the second instruction, a block from which another path goes on."""
+    code = [
+        (10, Op("MOV R1, RZ")),
+        (10, Op("@P1 EXIT")),
+        (20, dataclasses.replace(EXP, label=".L_x_1")),
+        (20, BARRIER),
+        (20, Op("@P0 BRA `(.L_x_1)", stall=5)),
+        (30, Op("EXIT")),
+    ]
+    function = of_lines(code)
+    recording = roles.recording(function, Launch({10: 32, 20: 8 * 16, 30: 8}, 8, 1.0), 128)
+    assert (recording.warps, recording.share) == (4, 0.25)
+    assert recording.loop
+    assert [one.opcode for one in paths.around(function, recording.loop)] == ["MOV", "EXIT"]
+    model = kernel_model.build(h100, function, 128, 2, loop=recording.loop, warps=4, recording=recording)
+    some, alone = (predict.predict(model, [1600] * 1056, leaving=n) for n in (3 * 1056, 0))
+    assert alone.clocks < some.clocks < 1.5 * alone.clocks
 
 
 def test_an_access_touches_nothing_where_its_predicate_is_false() -> None:
