@@ -276,9 +276,10 @@ class Kernel:
             )
         moved, held = prediction.l2_bytes, prediction.dram_bytes
         if self.file and prediction.bound == "l2" and moved > _REPEATS * held > 0 and prediction.flops == 0:
+            shared = "the CTAs of an SM share" if self.arguments.profile else "a CTA loads again"
             self.missing.append(
-                f"L2 bounds the time with {moved / held:.1f} times the bytes of --bytes: L1, which the model lacks, "
-                f"may serve what a CTA loads again; without L2 it would take at least {held / dram / 1e3:,.2f} us"
+                f"L2 bounds the time with {moved / held:.1f} times the bytes of --bytes: L1 may serve what {shared}, "
+                f"which the model leaves out; without L2 it would take at least {held / dram / 1e3:,.2f} us"
             )
         if gbs > l2 and not chip["l2_binds"]:
             self.missing.append(

@@ -5,6 +5,7 @@ import heapq
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from pysm120.machine_code import pipes
 from pysm120.machine_code.sass import Instruction
@@ -157,22 +158,26 @@ def _time(model: KernelModel, resident: int, least: int, more: int, most: int) -
     return _Time(one - (most if few else least) * each, each), long
 
 
-def l2_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
+def l2_bytes(model: KernelModel, rounds: Sequence[float], *, requests: bool = False) -> float:
     """Return the bytes that the CTAs of a launch load from L2, and store.
 
     A ring loads a tile in every round. Other instructions move the sectors that were recorded for their statements, or
     the bytes of all lanes. The tiles that are loaded before the first round are not loaded in the last rounds.
+
+    ``requests``: a load or cp.async counts as what its requests cost L2, as if they were for so many bytes.
     """
     paths, global_memory = model.paths, {"load_global", "store_global"}
-    once = _moved(model, [*paths.before, *paths.behind], global_memory) + _beside(model, global_memory)
+    moved = partial(_moved, model, requests=requests)
+    beside = partial(_beside, model, requests=requests)
+    once = moved([*paths.before, *paths.behind], global_memory) + beside(global_memory)
     rings = () if model.handovers.guessed else paths.rings  # a guess bounds nothing
     if _copied(model) is not None:
         rings = ()  # all_l2_bytes() has them
     once += sum(ring.bytes * ring.once for ring in rings)
-    each = _moved(model, paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in rings)
+    each = moved(paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in rings)
     if not paths.around:
-        once += _moved(model, paths.before, {"copy_async"})
-    once += _beside(model, {"copy_async"})
+        once += moved(paths.before, {"copy_async"})
+    once += beside({"copy_async"})
     return float(once * len(rounds) + each * sum(rounds))
 
 
@@ -183,17 +188,20 @@ def stored_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     return (once + _beside(model, {"store_global"})) * len(rounds) + each * sum(rounds)
 
 
-def _beside(model: KernelModel, kinds: set[str]) -> float:
+def _beside(model: KernelModel, kinds: set[str], *, requests: bool = False) -> float:
     """Return the bytes that the warps of a CTA that go around the main loop move."""
-    return sum(_moved(model, way, kinds) for way in model.paths.beside) / model.warps
+    return sum(_moved(model, way, kinds, requests=requests) for way in model.paths.beside) / model.warps
 
 
-def _moved(model: KernelModel, steps: Sequence[Step], kinds: set[str]) -> float:
-    """Return the bytes that the warps of a CTA move with instructions of some classes."""
+def _moved(model: KernelModel, steps: Sequence[Step], kinds: set[str], *, requests: bool = False) -> float:
+    """Return the bytes that the warps of a CTA move with instructions of some classes; ``requests`` as ``l2_bytes``."""
 
     def bytes_of(one: Instruction) -> float:
         recorded = model.recording.sectors(one) if model.recording else None
-        return _LANES * pipes.lane_bytes(one) if recorded is None else SECTOR_BYTES * recorded.fetched
+        if recorded is None:
+            return _LANES * pipes.lane_bytes(one)
+        is_store = pipes.class_of(one.opcode) == "store_global"  # whose requests have a bound of their own
+        return model.pipes.requested(recorded) if requests and not is_store else SECTOR_BYTES * recorded.fetched
 
     ones = [model.paths.sources[step.place] for step in steps]
     return model.warps * sum(bytes_of(one) for one in ones if pipes.class_of(one.opcode) in kinds)
@@ -209,10 +217,12 @@ def _copied(model: KernelModel) -> float | None:
     return model.recording.launches[-1].copied if model.recording else None
 
 
-def all_l2_bytes(model: KernelModel, rounds: Sequence[int], others: Sequence[Other] = ()) -> float:
-    """Return the bytes that the CTAs of a launch load from L2, and store, in all loops."""
-    copied = (_copied(model) or 0.0) * len(rounds)
-    return max(0.0, copied + sum(l2_bytes(*launch) for launch in ((model, rounds), *_besides(others, rounds))))
+def all_l2_bytes(
+    model: KernelModel, rounds: Sequence[int], others: Sequence[Other] = (), *, requests: bool = False
+) -> float:
+    """Return the bytes that the CTAs of a launch load from L2, and store, in all loops; ``requests`` as ``l2_bytes``."""
+    copied, launches = (_copied(model) or 0.0) * len(rounds), ((model, rounds), *_besides(others, rounds))
+    return max(0.0, copied + sum(l2_bytes(*launch, requests=requests) for launch in launches))
 
 
 def add_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
@@ -310,9 +320,11 @@ def predict(
     start = float(chip["launch_clocks"])
     stored = max(0.0, sum(stored_bytes(*launch) for launch in ((model, rounds), *besides)))
     dram_rate = chip.dram_bandwidth(min(1.0, stored / dram) if dram else 0.0)
+    # A request for one sector keeps L2 as long as one for more.
+    asked = all_l2_bytes(model, rounds, others, requests=bool(chip["l2_binds"]))
     l2_clocks, dram_clocks = (
         start + count / (rate * per_clock) if count else 0.0
-        for count, rate in ((moved, chip.l2_limit), (dram, dram_rate))
+        for count, rate in ((asked, chip.l2_limit), (dram, dram_rate))
     )
     requested = max(0.0, sum(_requested(*launch) for launch in ((model, rounds), *besides)))
     store_clocks = start + requested / (int(chip["sms"]) * float(chip["store_bytes_per_clock"]))

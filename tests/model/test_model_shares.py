@@ -170,6 +170,21 @@ def test_stores_of_few_bytes_a_line_have_a_rate_of_their_own(h100: Chip) -> None
     assert found.clocks >= h100["launch_clocks"] + rate
 
 
+@pytest.mark.parametrize(("lines", "request_bytes"), [(32, 64), (8, 0)])
+def test_a_launch_is_bound_by_the_requests_of_its_loads(h100: Chip, lines: int, request_bytes: int) -> None:
+    """Of 32 sectors each in a line of its own, L2 takes twice the time of 32 sectors in 8 lines."""
+    function = of_lines([(10, Op("LDG.E R4, desc[UR4][R2.64]")), (20, Op("EXIT"))])
+    loaded = Sectors(32, lines, 32, 1, lines)
+    recording = Recording(function, [Launch({10: 32, 20: 32}, 8, 1.0, sectors={10: loaded})], 4)
+    model = kernel_model.build(h100, function, 128, 16, recording=recording)
+    found = predict.predict(model, [0] * 400_000)
+    per_clock = h100["l2_gbs"] * 1e3 / h100["mhz"]
+    moved = 400_000 * 4 * 32 * 32
+    assert found.l2_bytes == moved
+    assert found.bound == "l2"
+    assert found.clocks == pytest.approx(h100["launch_clocks"] + moved * max(1, request_bytes / 32) / per_clock)
+
+
 def test_an_addition_returns_the_old_value_from_l2(h100: Chip) -> None:
     (one, _) = of_lines(
         [(10, Op("ATOMG.E.ADD.STRONG.GPU PT, R3, desc[UR8][R2.64], R31")), (20, Op("EXIT"))]
