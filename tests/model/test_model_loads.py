@@ -1,10 +1,14 @@
 """What memory and clock rates do to a prediction: requests, L1 of a CTA, tiles from DRAM, DRAM under load."""
 
-import pytest
+import dataclasses
 
+import pytest
+from sass_text import Op, listing
+
+from pysm120.machine_code import sass
 from pysm120.model import chips, memory, streams
 from pysm120.model.recorded import PROFILED_L1, Launch, Sectors, lost
-from pysm120.model.simulator import Pipes
+from pysm120.model.simulator import Paths, Pipes, Simulator
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +67,20 @@ def test_latency_of_dram_under_load_is_that_of_an_h100(h100: chips.Chip, busy: f
     idle, loaded = (streams.from_dram(h100, share).timing("load_global").latency for share in (0, busy))
     assert loaded / idle == pytest.approx(clocks / 684, rel=0.06)
     assert streams.from_dram(h100, busy)["async_latency"] > h100["async_latency"]
+
+
+@pytest.mark.parametrize(("lanes", "clocks"), [(1, 26), (2, 28), (32, 88)])
+def test_atomics_of_shared_memory_take_what_an_h100_took(h100: chips.Chip, lanes: int, clocks: int) -> None:
+    """A chain of them by one warp; ``lanes`` add to the same word, a pass for each."""
+    ops = [Op("ATOMS.ADD R5, [R4], R5", writes=0, waits=1, label=".L_x_1"), Op("@P0 BRA `(.L_x_1)"), Op("EXIT")]
+    function = sass.parse(listing("k", ops))["k"]
+    path = list(function.instructions[:1])
+    pipes = Pipes(h100, wavefronts=lambda _: lanes)
+    steps = pipes.steps(path * 16, {}, [])
+    paths = Paths(steps, [], [], steps, [], (), None, path)
+    ends = [Simulator(h100, pipes, dataclasses.replace(paths, before=one, load_before=one), 1).run([0], 1).clocks
+            for one in (steps, steps[:8])]  # fmt: skip
+    assert (ends[0] - ends[1]) / 8 == clocks
 
 
 def test_bandwidth_of_dram_by_what_is_written(h100: chips.Chip) -> None:
