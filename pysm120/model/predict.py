@@ -4,7 +4,7 @@ import dataclasses
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from pysm120.machine_code import pipes
@@ -130,32 +130,63 @@ def _more(model: KernelModel, least: int, rounds: Sequence[int]) -> int:
 
 
 def _time(model: KernelModel, resident: int, least: int, more: int, most: int) -> tuple[_Time, Outcome]:
-    """Simulate twice as many CTAs as are resident, with two numbers of rounds.
+    """Simulate twice as many CTAs as are resident, with two numbers of rounds; ``most`` are those of the launch.
 
-    CTAs of few rounds, ``most`` at most, follow each other so fast that the distances between the first ones would
-    count. They start within the time of one, and twice as many are simulated once more: a CTA takes the time from its
-    end to that of its successor.
+    The first CTAs start one after the other, within the time of one. So that the distances between them do not count,
+    twice as many are simulated once more: a CTA takes the time from its end to that of its successor.
     """
-
-    def run(rounds: int, waves: int = 2, stagger: int = _STAGGER) -> Outcome:
-        return model.run([rounds] * waves * resident, resident, stagger)
-
     least = least if model.paths.around else 0
-    short, few = run(least), most <= _SHORT
-    one = short.clocks / 2
-    if model.paths.between:
-        long = run(least + more)
-        one, other = ((run(rounds, 4).clocks - of.clocks) / 2 for rounds, of in ((least, short), (least + more, long)))
-        each = (other - one) / more
-        return _Time(one - least * each, each, max(0.0, short.clocks - 2 * one)), long
-    if few:
-        close = min(_STAGGER, model.run([most], 1).clocks // resident)
-        one = (run(most, 4, close).clocks - run(most, 2, close).clocks) / 2
+    base = most if most <= _SHORT and not model.paths.between else least
+    close = min(_STAGGER, model.run([base], 1).clocks // resident)
+
+    def run(rounds: int, waves: int = 2) -> Outcome:
+        return model.run([rounds] * waves * resident, resident, close)
+
+    def succession(rounds: int, of: Outcome) -> float:
+        return (run(rounds, 4).clocks - of.clocks) / 2
+
+    short = run(least)
+    one = succession(base, short if base == least else run(base))
     if not model.paths.around:
         return _Time(one, 0.0), short
     long = run(least + more)
+    if model.paths.between:
+        each = (succession(least + more, long) - one) / more
+        return _Time(one - base * each, each, max(0.0, short.clocks - 2 * one)), long
     each = (long.clocks - short.clocks) / 2 / more
-    return _Time(one - (most if few else least) * each, each), long
+    return _Time(one - base * each, each), long
+
+
+def _times(
+    model: KernelModel, slots: int, least: int, more: int, most: int, others: Sequence[Other]
+) -> tuple[list[_Time], Outcome]:
+    """Return the clocks of a CTA for each number of resident ones, with its other loops, and the last simulation."""
+    known, outcome = dict[int, _Time](), None
+    for resident in _simulated(slots):
+        time, outcome = _time(model, resident, least, more, most)
+        of_others = sum(other.passes * _time(other.model, resident, _SHORT, _MORE, _MORE)[0].each for other in others)
+        known[resident] = _Time(max(0.0, time.begin + of_others), time.each, time.first)
+    assert outcome is not None  # noqa: S101 - there is at least one slot
+    return [_interpolated(known, resident) for resident in range(1, slots + 1)], outcome
+
+
+def _simulated(slots: int) -> list[int]:
+    """Return the numbers of resident CTAs that are simulated: all up to four, then each half as large again."""
+    found = [1]
+    while found[-1] < slots:
+        found.append(min(slots, max(found[-1] + 1, found[-1] * 3 // 2)))
+    return found
+
+
+def _interpolated(known: Mapping[int, _Time], resident: int) -> _Time:
+    """Return the clocks of a CTA from those of the next smaller and the next larger simulated number of CTAs.
+
+    They are the same while latency bounds the SM, and proportional to the number of CTAs where a unit does.
+    """
+    below, above = max(n for n in known if n <= resident), min(n for n in known if n >= resident)
+    share = (resident - below) / (above - below) if above > below else 0.0
+    pairs = zip(dataclasses.astuple(known[below]), dataclasses.astuple(known[above]), strict=True)
+    return _Time(*(a + share * (b - a) for a, b in pairs))
 
 
 def l2_bytes(model: KernelModel, rounds: Sequence[float], *, requests: bool = False) -> float:
@@ -303,13 +334,9 @@ def predict(
     """
     model, moved = dataclasses.replace(model, chip=memory.shared(model.chip)), all_l2_bytes(model, rounds, others)
     chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
-    least, times, outcome = _least(model, rounds), [], None
+    least = _least(model, rounds)
     more = _more(model, least, rounds)
-    for resident in range(1, slots + 1):
-        time, outcome = _time(model, resident, least, more, max(rounds))
-        of_others = sum(other.passes * _time(other.model, resident, _SHORT, _MORE, _MORE)[0].each for other in others)
-        times.append(_Time(max(0.0, time.begin + of_others), time.each, time.first))
-    assert outcome is not None  # noqa: S101 - there is at least one slot
+    times, outcome = _times(model, slots, least, more, max(rounds), others)
     launch = _spread(rounds, leaving)
     leaves = _leaves(model) if leaving else 0.0
     clocks = _Sms(launch, times, int(chip["sms"]), leaves).run() + times[-1].first + float(chip["launch_clocks"])

@@ -11,7 +11,7 @@ from pysm120.machine_code import pipes, sass
 from pysm120.model import chips, kernel_model, loops, memory, ports, predict, problem, validation
 from pysm120.model.chips import Chip
 from pysm120.model.handovers import Filler, Ring
-from pysm120.model.predict import _Sms, _Time
+from pysm120.model.predict import _interpolated, _simulated, _Sms, _Time
 from pysm120.model.recorded import Sectors
 from pysm120.model.simulator import Pipes
 from pysm120.runtime.errors import InvalidArgumentError
@@ -204,14 +204,26 @@ def test_latency_of_what_l1_holds(chip: Chip) -> None:
     assert latency(Sectors(16, 4, 4, 0.25)) == (40 + 0.25 * 260, 128, 0)
 
 
-def test_ctas_of_few_rounds_follow_each_other(chip: Chip) -> None:
+@pytest.mark.parametrize(("slots", "wanted"), [(1, [1]), (3, [1, 2, 3]), (32, [1, 2, 3, 4, 6, 9, 13, 19, 28, 32])])
+def test_numbers_of_resident_ctas_that_are_simulated(slots: int, wanted: list[int]) -> None:
+    assert _simulated(slots) == wanted
+
+
+def test_clocks_between_simulated_numbers_of_ctas() -> None:
+    known = {4: _Time(100, 10), 8: _Time(200, 30)}
+    assert _interpolated(known, 4) == known[4]
+    assert _interpolated(known, 5) == _Time(125, 15)
+
+
+@pytest.mark.parametrize("rounds", [1, 16])
+def test_ctas_follow_each_other(chip: Chip, rounds: int) -> None:
     """The distances between the first CTAs of an SM are no part of a CTA's time."""
     ops = [Op("MUFU.EX2 R0, R1", writes=0, label=".L_x_1"), *[Op("MUFU.EX2 R0, R1", writes=0)] * 7]
     function = sass.parse(listing("k", [*ops, Op("@P0 BRA `(.L_x_1)", stall=5), Op("EXIT")]))["k"]
     model = kernel_model.build(chip, function, 128, 8)
-    found = predict.predict(model, [1] * 4 * 8 * 20)
-    # 32 CTAs at a time, 20 times; the XU takes 64 clocks for each CTA of an SM.
-    assert found.clocks == pytest.approx(8 * 20 * 64, rel=0.1)
+    found = predict.predict(model, [rounds] * 4 * 8 * 20)
+    # 32 CTAs at a time, 20 times; the XU takes 64 clocks for each round of a CTA of an SM.
+    assert found.clocks == pytest.approx(8 * 20 * 64 * rounds, rel=0.1)
 
 
 @pytest.mark.parametrize(
