@@ -338,7 +338,7 @@ def predict(
     more = _more(model, least, rounds)
     times, outcome = _times(model, slots, least, more, max(rounds), others)
     launch = _spread(rounds, leaving)
-    leaves = _leaves(model) if leaving else 0.0
+    leaves = _leaves(model, slots) if leaving else 0.0
     clocks = _Sms(launch, times, int(chip["sms"]), leaves).run() + times[-1].first + float(chip["launch_clocks"])
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
     besides = _besides(others, rounds)
@@ -400,11 +400,12 @@ def _spread(rounds: Sequence[int], leaving: int) -> list[int]:
     return [next(stays) if stay else _LEAVES for stay in first]
 
 
-def _leaves(model: KernelModel) -> float:
-    """Return the time of a CTA that leaves before the main loop, until its successor starts."""
+def _leaves(model: KernelModel, slots: int) -> float:
+    """Return the time of a CTA that leaves before the main loop, until its successor starts in its slot."""
     path = warp_paths.around(model.function, model.loop) if model.loop else []
     alone = kernel_model.straight(model.chip, model.function, path, model.warps, 1, model.recording)
-    return alone.run([0], 1).clocks + float(model.chip["cta_start"])
+    alone_clocks = alone.run([0], 1).clocks + float(model.chip["cta_start"])
+    return max(alone_clocks, slots * float(model.chip["cta_interval"]))
 
 
 def _reasons(model: KernelModel, outcome: Outcome, ctas: int, rounds: int) -> list[Reason]:

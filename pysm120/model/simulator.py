@@ -238,7 +238,9 @@ class Simulator:
         self.greedy = chip["scheduler"] == "greedy"
         self.depth = int(chip["queue_depth"])
         self.wake_up = int(chip["mbarrier_wake"])
-        self.cta_start = int(chip["cta_start"])
+        self.cta_start, self.cta_interval = int(chip["cta_start"]), int(chip["cta_interval"])
+        self.started = -self.cta_interval  # when the last CTA started
+        self.drain_rate, self.drained = float(chip["drain_bytes_per_clock"]), 0.0  # when all stores have left the SM
         self.copy_latency, self.copy_rate = int(chip["copy_latency"]), float(chip["copy_bytes_per_clock"])
         self.async_latency = int(chip["async_latency"])
         self.load_rate = float(chip.values.get("load_bytes_per_clock", self.copy_rate))
@@ -297,7 +299,9 @@ class Simulator:
                 if warp.section == _BEHIND and warp.at >= len(warp.path):
                     live -= 1
                     if self.end(warp, now) and len(ahead) > len(starts):
-                        heapq.heappush(starts, now + self.cta_start)
+                        free = max(now, math.ceil(self.drained))  # a CTA keeps its place until its stores have left
+                        self.started = max(free + self.cta_start, self.started + self.cta_interval)
+                        heapq.heappush(starts, self.started)
         self.outcome.clocks = now
         return self.outcome
 
@@ -481,6 +485,8 @@ class Simulator:
 
     def add(self, warp: _Warp, step: Step, now: int) -> None:
         """Queue bytes that are added to L2 or stored; the pipe goes on when the queue has room for as many bytes."""
+        if step.stored:
+            self.drained = max(self.drained, now) + step.stored / self.drain_rate
         clocks = step.added / self.add_rate if self.adds_bind else 0.0
         clocks += step.stored / self.store_rate if self.queues_bind else 0.0
         if clocks:

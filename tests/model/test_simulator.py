@@ -42,6 +42,7 @@ taken_branch = 10
 reconverge = 14
 launch_clocks = 0
 cta_start = 0
+cta_interval = 0
 code_bytes = 65536
 code_ways = 4
 code_latency = 50
@@ -60,6 +61,7 @@ adds_bind = 1
 add_bytes_per_clock = 16
 add_queue_bytes = 4096
 store_bytes_per_clock = 32
+drain_bytes_per_clock = 1000000
 load_request_bytes = 64
 store_request_bytes = 54
 dram_latency = 900
@@ -202,6 +204,22 @@ def test_latency_of_what_l1_holds(chip: Chip) -> None:
     assert latency(Sectors(16, 4, 16, 1)) == (300, 512, 0)
     assert latency(Sectors(16, 4, 0, 0)) == (40, 0, 0)
     assert latency(Sectors(16, 4, 4, 0.25)) == (40 + 0.25 * 260, 128, 0)
+
+
+def test_ctas_start_at_a_rate(chip: Chip) -> None:
+    """Of 24 CTAs that do nothing 8 are there at first; of the 16 others one starts every 1000 clocks."""
+    slow = dataclasses.replace(chip, values=chip.values | {"cta_interval": 1000})
+    function = sass.parse(listing("k", [Op("EXIT")]))["k"]
+    clocks = kernel_model.build(slow, function, 32, 8).run([0] * 24, 8).clocks
+    assert 15 * 1000 <= clocks < 15 * 1000 + 100
+
+
+def test_a_cta_keeps_its_place_until_its_stores_have_left(chip: Chip) -> None:
+    """Four warps store 512 bytes each, of which one leaves in a clock."""
+    slow = dataclasses.replace(chip, values=chip.values | {"drain_bytes_per_clock": 1})
+    function = sass.parse(listing("k", [STORE, Op("EXIT")]))["k"]
+    clocks = kernel_model.build(slow, function, 128, 1).run([0] * 3, 1).clocks
+    assert 2 * 4 * 512 <= clocks < 2 * 4 * 512 + 100
 
 
 @pytest.mark.parametrize(("slots", "wanted"), [(1, [1]), (3, [1, 2, 3]), (32, [1, 2, 3, 4, 6, 9, 13, 19, 28, 32])])
