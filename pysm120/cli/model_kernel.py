@@ -143,9 +143,15 @@ class Kernel:
         self.ptx = self.file.ptx if self.file else text
 
     def model(
-        self, stages: int | None, stated: dict[int, bool], *, streamed: bool = False, busy: float = 0.0
+        self,
+        stages: int | None,
+        stated: dict[int, bool],
+        *,
+        streamed: bool = False,
+        busy: float = 0.0,
+        share: float = 0.0,
     ) -> KernelModel:
-        """Return the model of the kernel; ``streamed``, ``busy``: as ``validation.image_model``."""
+        """Return the model of the kernel; ``streamed``, ``busy``, ``share``: as ``validation.image_model``."""
         record = None if self.arguments.rules else self._record
         if self.file:
             shared = number(self.arguments.shared, "--shared", least=0) or 0
@@ -154,7 +160,7 @@ class Kernel:
             return validation.image_model(
                 self.chip, image, entry, shared, threads=threads, stages=stages, stated=stated, record=record,
                 warps_of=self._warps_of, cold=self.arguments.bytes is not None, streamed=streamed, busy=busy,
-                tensor_bytes=self._tensor_bytes(),
+                share=share, tensor_bytes=self._tensor_bytes(),
             )  # fmt: skip
         is_ours = find_builtin(self.arguments.kernel) is not None
         for name in ("shared", "block", "warps", "loop", "bytes", "tile") if is_ours else ():
@@ -362,9 +368,11 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
     kernel.check(model)
     others = kernel.others(model, rounds)
     dram = kernel.dram_bytes(model, rounds, others)
-    streamed = bool(kernel.file and dram and memory.is_streamed(predict.all_l2_bytes(model, rounds, others), dram))
+    moved = predict.all_l2_bytes(model, rounds, others)
+    streamed = bool(kernel.file and dram and memory.is_streamed(moved, dram))
+    share = min(1.0, dram / moved) if dram and moved else 0.0
     if streamed:
-        model = kernel.model(stages, branches, streamed=True)
+        model = kernel.model(stages, branches, streamed=True, share=share)
         others = kernel.others(model, rounds)
     again = kernel.reread_bytes(model, len(rounds), held if dram is None else dram)
 
@@ -376,7 +384,7 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
 
     prediction = prediction_of(model, others)
     if kernel.file and dram and prediction.dram_busy > _IDLE:  # loads wait longer than they would for an idle DRAM
-        model = kernel.model(stages, branches, streamed=streamed, busy=prediction.dram_busy)
+        model = kernel.model(stages, branches, streamed=streamed, busy=prediction.dram_busy, share=share)
         others = kernel.others(model, rounds)
         prediction = prediction_of(model, others)
     kernel.chip = model.chip

@@ -116,7 +116,7 @@ def build(
         handovers = by_rules = ByRules(function, warps, around, load_before, load_around, stages, why=found)
     else:
         handovers, by_rules = found, None
-    pipes = _pipes(chip, function, recording)
+    pipes = _pipes(chip, function, recording, warps)
 
     def model_of(handovers: Handovers) -> KernelModel:
         sources: list[Instruction] = []
@@ -198,16 +198,19 @@ def straight(
     repeats: bool = False,
 ) -> KernelModel:
     """Return the model of a path without hand-overs: executed once, or with ``repeats`` once in each round."""
-    pipes, sources = _pipes(chip, function, recording), list[Instruction]()
+    pipes, sources = _pipes(chip, function, recording, warps), list[Instruction]()
     steps = pipes.steps(path, {}, sources)
     once, around = ([], steps) if repeats else (steps, [])
     paths = Paths(once, around, [], once, around, (), None, sources, None, (), ())
     return KernelModel(chip, function, warps, slots, paths, pipes, InTime(), recording)
 
 
-def _pipes(chip: Chip, function: Function, recording: Recording | None) -> Pipes:
+def _pipes(chip: Chip, function: Function, recording: Recording | None, warps: int) -> Pipes:
     """Return the pipes of a chip, with the recorded bank conflicts of a kernel."""
-    pipes = Pipes(chip, recording.wavefronts, recording.sectors, recording.written) if recording else Pipes(chip)
+    pipes = Pipes(chip, warps=warps)
+    if recording:
+        rounds = recording.rounds if recording.loop.blocks else 0.0
+        pipes = Pipes(chip, recording.wavefronts, recording.sectors, recording.written, warps, rounds)
     for one in function.instructions if recording else ():  # so that no later round needs another pipe
         pipes.number(chip.timing(pipe_table.class_of(one.opcode)).pipe)
     return pipes

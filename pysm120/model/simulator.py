@@ -628,6 +628,7 @@ class Pipes:
 
     ``wavefronts`` returns the wavefronts of shared memory of an instruction, ``sectors`` what an access of global
     memory touches, ``written`` the wavefronts that what a cp.async has copied takes; None if that is unknown.
+    ``warps``: of a CTA, which meet at its barriers, and at its end after ``rounds``.
     """
 
     def __init__(
@@ -636,8 +637,12 @@ class Pipes:
         wavefronts: Callable[[Instruction], float] = pipe_table.wavefronts,
         sectors: Callable[[Instruction], Sectors | None] = lambda _: None,
         written: Callable[[Instruction], float | None] = lambda _: None,
+        warps: int = 1,
+        rounds: float = 0.0,
     ) -> None:
         self.chip, self.wavefronts, self.sectors, self.written = chip, wavefronts, sectors, written
+        self.warps, self.at_end = warps, 1 / math.sqrt(1 + rounds)
+        self.spread, self.share = (float(chip.values.get(name, 0.0)) for name in ("line_spread", "line_share"))
         self.names: list[str] = []
         self.port_clocks = float(chip["port_xu"]), float(chip["port_returned"])
         self.load_request, self.store_request = float(chip["load_request_bytes"]), float(chip["store_request_bytes"])
@@ -661,6 +666,7 @@ class Pipes:
         """Return the steps of a path; ``deeds`` has actions by address. New instructions are added to ``sources``."""
         places = {one.address: n for n, one in enumerate(sources)}
         steps = []
+        last_barrier = _last_barrier(path)
         for i, one in enumerate(path):
             # The guard is never true: the instruction is issued and does nothing.
             is_idle = one.predicate == "!PT"
@@ -675,7 +681,9 @@ class Pipes:
             # The result is ready after all wavefronts, which take an interval each.
             ideal = pipe_table.wavefronts(one) or pipe_table.add_passes(one) or pipe_table.l1_passes(one)
             conflicts = max(0, passes - ideal)
-            latency, loaded, stored = (timing.latency, 0.0, 0.0) if is_idle else self.of_memory(one, timing.latency)
+            latency, loaded, stored = timing.latency, 0.0, 0.0
+            if not is_idle:
+                latency, loaded, stored = self.of_memory(one, timing.latency, meets=i < last_barrier)
             special, amount = _special(one)
             written = 0.0
             if special == "load":
@@ -722,10 +730,11 @@ class Pipes:
         """Return the bytes of the requests of L2 that a load or cp.async makes."""
         return max(SECTOR_BYTES * found.fetched, self.load_request * found.requests)
 
-    def of_memory(self, one: Instruction, latency: float) -> tuple[float, float, float]:
+    def of_memory(self, one: Instruction, latency: float, *, meets: bool = False) -> tuple[float, float, float]:
         """Return the latency of an instruction, and the bytes that it loads from L2 and stores.
 
-        L1 gives what it holds sooner. A statement whose accesses need L2 in part has the average latency.
+        L1 gives what it holds sooner. A statement whose accesses need L2 in part has the average latency. ``meets``:
+        the warps of the CTA wait for each other at a barrier behind the access.
         """
         kind = pipe_table.class_of(one.opcode)
         if one.base in {"ATOM", "ATOMG"}:
@@ -735,11 +744,30 @@ class Pipes:
         found = self.sectors(one)
         if found is None:
             moved = float(_LANES * pipe_table.lane_bytes(one))
-            return (latency, moved, 0.0) if kind == "load_global" else (latency, 0.0, moved)
+            late = self.late(moved / fetching.LINE_BYTES, meets=meets)
+            return (latency + late, moved, 0.0) if kind == "load_global" else (latency, 0.0, moved)
         if kind == "store_global":
             return latency, 0.0, max(SECTOR_BYTES * found.touched, self.store_request * found.lines)
         of_l1 = self.chip.timing("load_local").latency
-        return of_l1 + found.missed * (latency - of_l1), self.requested(found), 0.0
+        late = self.late(found.requests / found.missed, meets=meets) if found.missed else 0.0
+        return of_l1 + found.missed * (latency + late - of_l1), self.requested(found), 0.0
+
+    def late(self, lines: float, *, meets: bool) -> float:
+        """Return by how much the slowest of a load's lines is later than one alone.
+
+        It grows with each doubling of the number of lines that come from DRAM. Warps that meet wait for the slowest
+        line of all of them. Other warps only meet at the end of the CTA, which keeps its place until the slowest has
+        ended. They are apart then by the sum of their rounds, which spreads by the square root of the rounds.
+        """
+        own, of_all = (math.log2(max(1.0, self.share * n)) for n in (lines, lines * self.warps))
+        return self.spread * (own + (1.0 if meets else self.at_end) * (of_all - own))
+
+
+def _last_barrier(path: Sequence[Instruction]) -> int:
+    """Return the index behind which no warp waits for others on a path; in a round, the next round has its barriers."""
+    found = [i for i, one in enumerate(path) if _special(one)[0] == "barrier"]
+    is_round = bool(path) and path[-1].is_branch and path[-1].target == path[0].address
+    return len(path) if found and is_round else max(found, default=0)
 
 
 def added_bytes(one: Instruction) -> int:

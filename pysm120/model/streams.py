@@ -120,15 +120,16 @@ def fits(chip: Chip, tensor_bytes: float) -> bool:
     return tensor_bytes <= _KEPT * float(chip["l2_bytes"])
 
 
-def from_dram(chip: Chip, busy: float = 0.0) -> Chip:
+def from_dram(chip: Chip, busy: float = 0.0, share: float = 0.0) -> Chip:
     """Return the chip with the latency of DRAM for loads, those of cp.async among them.
 
     ``busy``: the share of the time in which DRAM is busy. The latency grows with it: on an H100 from 684 clocks to 760
-    at 0.34, 880 at 0.68, 930 at 0.78, 1009 at 0.91 and about 1240 where all wait.
+    at 0.34, 880 at 0.68, 930 at 0.78, 1009 at 0.91 and about 1240 where all wait. ``share``: of the lines that come
+    from DRAM; what waits for several of them waits for the slowest.
     """
     load, linear, steep = chip.timing("load_global"), 0.3, 0.35
     longer = 1 + linear * busy + steep * busy**4
     cold = Timing(load.pipe, load.interval, float(chip["dram_latency"]) * longer)
     later = int(chip["async_latency"] + cold.latency - load.latency)
-    values = {**chip.values, "async_latency": later}
+    values = {**chip.values, "async_latency": later, "line_spread": chip["dram_spread"], "line_share": share}
     return dataclasses.replace(chip, values=values, timings={**chip.timings, "load_global": cold})

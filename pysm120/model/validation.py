@@ -96,6 +96,7 @@ def image_model(
     warps_of: WarpsOf | None = None,
     cold: bool = False,
     busy: float = 0.0,
+    share: float = 0.0,
     streamed: bool = False,
     tensor_bytes: float = 0,
 ) -> KernelModel:
@@ -104,9 +105,9 @@ def image_model(
     ``threads``: of a CTA, if the cubin does not state them. ``record``: returns the kernel with the lines of its PTX,
     and the recording of its branches. ``warps_of``: returns the warps of a CTA that execute the main loop.
     ``cold``: the loads of a kernel without matrix products come from DRAM. ``streamed``: those of one with products do
-    (``memory.is_streamed``). ``busy``: the share of the time in which DRAM is busy. ``tensor_bytes``: of the launch;
-    if L2 does not keep them and a round waits for what it loads, its tiles are there when the slowest of their bytes
-    has come from DRAM.
+    (``memory.is_streamed``). ``busy``: the share of the time in which DRAM is busy. ``share``: that of the lines of L2
+    which come from DRAM. ``tensor_bytes``: of the launch; if L2 does not keep them and a round waits for what it loads,
+    its tiles are there when the slowest of their bytes has come from DRAM.
     """
     cubin = Cubin(image)
     entry = cubin.entry(name)
@@ -141,11 +142,11 @@ def image_model(
         )  # fmt: skip
 
     if cold and not has_products:
-        return build(streams.from_dram(chip, busy))
+        return build(streams.from_dram(chip, busy, share))
     model = build(chip)
     if has_products and model.loop and not streams.fits(chip, tensor_bytes):
         late = streamed or kernel_model.loads_and_waits(model.function, model.loop)
-        return build(streams.from_dram(chip, busy)) if late else model
+        return build(streams.from_dram(chip, busy, share)) if late else model
     return model
 
 

@@ -69,6 +69,14 @@ def test_latency_of_dram_under_load_is_that_of_an_h100(h100: chips.Chip, busy: f
     assert streams.from_dram(h100, busy)["async_latency"] > h100["async_latency"]
 
 
+@pytest.mark.parametrize(("lines", "clocks"), [(1, 768), (2, 826), (4, 880), (8, 933), (16, 1002), (32, 1055)])
+def test_slowest_of_several_lines_is_that_of_an_h100(h100: chips.Chip, lines: int, clocks: float) -> None:
+    """Warps that load a line of DRAM each and meet at a barrier, less what the same takes from L2 beside one warp."""
+    cold = streams.from_dram(h100, share=1)
+    assert Pipes(cold, warps=lines).late(1, meets=True) == pytest.approx(clocks - 768, abs=12)
+    assert Pipes(h100, warps=lines).late(1, meets=True) == 0  # of L2
+
+
 @pytest.mark.parametrize(("lanes", "clocks"), [(1, 26), (2, 28), (32, 88)])
 def test_atomics_of_shared_memory_take_what_an_h100_took(h100: chips.Chip, lanes: int, clocks: int) -> None:
     """A chain of them by one warp; ``lanes`` add to the same word, a pass for each."""

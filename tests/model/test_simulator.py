@@ -65,6 +65,7 @@ drain_bytes_per_clock = 1000000
 load_request_bytes = 64
 store_request_bytes = 54
 dram_latency = 900
+dram_spread = 50
 source = "made up"
 """
 TIMINGS = {
@@ -204,6 +205,38 @@ def test_latency_of_what_l1_holds(chip: Chip) -> None:
     assert latency(Sectors(16, 4, 16, 1)) == (300, 512, 0)
     assert latency(Sectors(16, 4, 0, 0)) == (40, 0, 0)
     assert latency(Sectors(16, 4, 4, 0.25)) == (40 + 0.25 * 260, 128, 0)
+
+
+def test_latency_of_the_slowest_line(chip: Chip) -> None:
+    one = sass.parse(listing("k", [LOAD]))["k"].instructions[0]
+    cold = dataclasses.replace(chip, values=chip.values | {"line_spread": 50, "line_share": 1})
+
+    def latency(found: Sectors | None, warps: int, rounds: int = 0, *, meets: bool = True) -> float:
+        pipes = Pipes(cold, sectors=lambda _: found, warps=warps, rounds=rounds)
+        return pipes.of_memory(one, 300, meets=meets)[0]
+
+    assert latency(None, 1) == 300 + 2 * 50  # 16 bytes of each lane: four lines, two doublings
+    assert latency(Sectors(16, 4, 16, 1), 1) == 300 + 2 * 50
+    assert latency(Sectors(16, 4, 16, 1), 16) == 300 + 6 * 50  # 64 lines
+    # Without barriers, the warps meet once, at the end of the CTA: three rounds and the rest spread by twice as much.
+    assert latency(Sectors(16, 4, 16, 1), 16, meets=False) == 300 + 6 * 50
+    assert latency(Sectors(16, 4, 16, 1), 16, 3, meets=False) == 300 + (2 + 4 / 2) * 50
+    # L1 lacks four lines in one access of four.
+    assert latency(Sectors(16, 4, 4, 0.25), 1) == 40 + 0.25 * (300 + 2 * 50 - 40)
+    assert latency(Sectors(16, 4, 0, 0), 16) == 40
+
+
+def test_warps_meet_at_the_barriers_behind_a_load(chip: Chip) -> None:
+    """A load waits for the lines of all four warps where a barrier follows, in a round also that of the next one."""
+    cold = dataclasses.replace(chip, values=chip.values | {"line_spread": 50, "line_share": 1})
+    ops = [LOAD, Op("BAR.SYNC 0x0"), LOAD, Op("EXIT")]
+    function = sass.parse(listing("k", ops))["k"]
+    straight = kernel_model.build(cold, function, 128, 1).paths.before
+    assert [step.latency for step in straight if step.loaded] == [300 + 4 * 50] * 2  # the CTA's end is a barrier, too
+    first = dataclasses.replace(LOAD, label=".L_x_1")
+    function = sass.parse(listing("k", [first, *ops[1:3], Op("@P0 BRA `(.L_x_1)", stall=5), Op("EXIT")]))["k"]
+    around = kernel_model.build(cold, function, 128, 1).paths.around
+    assert [step.latency for step in around if step.loaded] == [300 + 4 * 50] * 2
 
 
 def test_ctas_start_at_a_rate(chip: Chip) -> None:
