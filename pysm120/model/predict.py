@@ -251,7 +251,7 @@ def _copied(model: KernelModel) -> float | None:
 def all_l2_bytes(
     model: KernelModel, rounds: Sequence[int], others: Sequence[Other] = (), *, requests: bool = False
 ) -> float:
-    """Return the bytes that the CTAs of a launch load from L2, and store, in all loops; ``requests`` as ``l2_bytes``."""
+    """Return the bytes that the CTAs of a launch load from L2, and store, in all loops; ``requests``: as l2_bytes."""
     copied, launches = (_copied(model) or 0.0) * len(rounds), ((model, rounds), *_besides(others, rounds))
     return max(0.0, copied + sum(l2_bytes(*launch, requests=requests) for launch in launches))
 
@@ -368,6 +368,8 @@ def predict(
         bound = "adds"  # which the SM's time contains
     if dram_bytes and not any(one.is_tensor for one in model.function.instructions):
         clocks = streams.together(start, bounds, _POWER)
+    elif dram_bytes and memory.is_streamed(moved, dram_bytes):  # of products, the SM's time has the wait for L2
+        clocks = max(clocks, streams.together(start, {name: bounds[name] for name in ("sm", "dram")}, _POWER))
     busy_share = max(0.0, dram_clocks - start) / max(1.0, clocks - start)
     full = times[-1]
     steps = [step for way in model.paths.rounds(TYPICAL) for step in way]

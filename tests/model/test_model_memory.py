@@ -285,7 +285,9 @@ def test_repeated_loads_may_be_from_l1(tmp_path: Path, capsys: pytest.CaptureFix
     found = [model(capsys, *launch, "--bytes", str(size // n), status=s)["incomplete"] for n, s in ((1, 0), (100, 3))]
     assert found[0] == []
     (sentence,) = found[1]
-    assert sentence.startswith("L2 bounds the time with 100.4 times the bytes of --bytes: L1 may serve what a CTA loads")
+    assert sentence.startswith(
+        "L2 bounds the time with 100.4 times the bytes of --bytes: L1 may serve what a CTA loads"
+    )
 
 
 # A product of two tiles that cp.async brings; nothing else is under way meanwhile.

@@ -173,16 +173,33 @@ def test_stores_of_few_bytes_a_line_have_a_rate_of_their_own(h100: Chip) -> None
 @pytest.mark.parametrize(("lines", "request_bytes"), [(32, 64), (8, 0)])
 def test_a_launch_is_bound_by_the_requests_of_its_loads(h100: Chip, lines: int, request_bytes: int) -> None:
     """Of 32 sectors each in a line of its own, L2 takes twice the time of 32 sectors in 8 lines."""
-    function = of_lines([(10, Op("LDG.E R4, desc[UR4][R2.64]")), (20, Op("EXIT"))])
+    function = of_lines([*[(10, Op("LDG.E R4, desc[UR4][R2.64]"))] * 8, (20, Op("EXIT"))])
     loaded = Sectors(32, lines, 32, 1, lines)
     recording = Recording(function, [Launch({10: 32, 20: 32}, 8, 1.0, sectors={10: loaded})], 4)
     model = kernel_model.build(h100, function, 128, 16, recording=recording)
-    found = predict.predict(model, [0] * 400_000)
+    found = predict.predict(model, [0] * 20_000)
     per_clock = h100["l2_gbs"] * 1e3 / h100["mhz"]
-    moved = 400_000 * 4 * 32 * 32
+    moved = 20_000 * 4 * 8 * 32 * 32
     assert found.l2_bytes == moved
     assert found.bound == "l2"
     assert found.clocks == pytest.approx(h100["launch_clocks"] + moved * max(1, request_bytes / 32) / per_clock)
+
+
+def test_bounds_of_products_that_wait_for_dram_add_up(h100: Chip) -> None:
+    """Where the SM and DRAM take the same time alone, both take the fifth root of two times as long."""
+    loads, products = Op("LDG.E R4, desc[UR4][R2.64]"), [Op("HMMA.16816.F32 R4, R8, R12, R4")] * 64
+    function = of_lines([(10, loads), *[(20, one) for one in products], (30, Op("EXIT"))])
+    recording = Recording(
+        function, [Launch({10: 32, 20: 32 * 64, 30: 32}, 8, 1.0, sectors={10: Sectors(4, 1, 4, 1)})], 4
+    )
+    model = kernel_model.build(h100, function, 128, 8, recording=recording)
+    start = h100["launch_clocks"]
+    alone = predict.predict(model, [0] * 20_000)
+    assert alone.bound == "sm"
+    of_dram = (alone.clocks - start) * h100["dram_read_gbs"] * 1e3 / h100["mhz"]
+    both, beyond = (predict.predict(model, [0] * 20_000, dram_bytes=n) for n in (of_dram, alone.l2_bytes / 100))
+    assert both.clocks - start == pytest.approx(2 ** (1 / 5) * (alone.clocks - start))
+    assert beyond.clocks == alone.clocks  # L2 serves each of these bytes a hundred times
 
 
 def test_an_addition_returns_the_old_value_from_l2(h100: Chip) -> None:
