@@ -485,7 +485,7 @@ class Simulator:
 
     def add(self, warp: _Warp, step: Step, now: int) -> None:
         """Queue bytes that are added to L2 or stored; the pipe goes on when the queue has room for as many bytes."""
-        if step.stored:
+        if step.stored and not self.queues_bind:  # else stores queue for L2 below
             self.drained = max(self.drained, now) + step.stored / self.drain_rate
         clocks = step.added / self.add_rate if self.adds_bind else 0.0
         clocks += step.stored / self.store_rate if self.queues_bind else 0.0

@@ -230,10 +230,10 @@ def test_a_kernel_without_a_loop(tmp_path: Path, capsys: pytest.CaptureFixture[s
     # Each thread loads and stores four bytes: the early way out is not taken.
     assert found["l2_gbs"] * found["microseconds"] * 1e3 == pytest.approx(1056 * 256 * 8, rel=0.01)
     # A launch takes its start and, for each eight CTAs of an SM, at least the way to memory and back.
-    two, four = (model(capsys, path, "--block", "256", "--ctas", f"{n * 1056}")["clocks"] for n in (2, 4))
-    wave = two - found["clocks"]
+    two, four, eight = (model(capsys, path, "--block", "256", "--ctas", f"{n * 1360}")["clocks"] for n in (2, 4, 8))
+    wave = (four - two) / 2
     assert wave > 600
-    assert four - two == pytest.approx(2 * wave, rel=0.05)
+    assert eight - four == pytest.approx(4 * wave, rel=0.05)
     assert __main__.main(["model", path, "--chip", "h200", "--block", "256"]) == 0
     assert "in the kernel" in capsys.readouterr().out
 
