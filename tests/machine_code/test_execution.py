@@ -28,7 +28,7 @@ from pysm120.runtime.module import builtins
 pytestmark = pytest.mark.virtual
 
 HERE = Path(__file__).resolve().parent
-SHARE = 5  # the default part runs the machine code of each fifth kernel
+SHARE = 5  # without --all, the machine code of each fifth kernel is run
 # The tests of operations with launches of their own; those of frameworks and of the calls themselves add none.
 _WITHOUT = re.compile(r"test_(call|foreign|generate|jax|operations|oracles|stream|torch|training)")
 _SLOW = {"test_attention_backward_order.py", "test_cache_scheduler.py"}  # they launch kernels hundreds of times
@@ -62,8 +62,9 @@ KERNEL = """.version 8.8
 
 
 @pytest.fixture(scope="module")
-def is_default(pytestconfig: pytest.Config) -> bool:
-    return bool(pytestconfig.option.part == "default")
+def is_part(pytestconfig: pytest.Config) -> bool:
+    """Whether only a part of the tests and kernels is run, in the default run and in the rest."""
+    return bool(pytestconfig.option.part != "all")
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +89,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, *, is_default: bool) -> Path:
-    """Write the machine code of the kernels, of some in the default part."""
+def texts(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, *, is_part: bool) -> Path:
+    """Write the machine code of the kernels, or of each fifth one."""
     folder = tmp_path_factory.mktemp("texts")
-    first, step = (pytestconfig.option.seed % SHARE, SHARE) if is_default else (0, 1)
+    first, step = (pytestconfig.option.seed % SHARE, SHARE) if is_part else (0, 1)
     machine.write_texts(folder, sorted(builtin.entry for builtin in builtins())[first::step])
     return folder
 
@@ -147,11 +148,11 @@ def test_every_kernel(driver: Path, texts: Path, pytestconfig: pytest.Config) ->
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FILES)
 def test_operations(
-    driver: Path, texts: Path, tmp_path: Path, name: str, pytestconfig: pytest.Config, *, is_default: bool
+    driver: Path, texts: Path, tmp_path: Path, name: str, pytestconfig: pytest.Config, *, is_part: bool
 ) -> None:
     """The tests of an operation, with its machine code."""
     record = tmp_path / "launches"
-    some = ["--machine-tests", str(FEW_TESTS)] if is_default else []
+    some = ["--machine-tests", str(FEW_TESTS)] if is_part else []
     options: list[str | Path] = [
         "--machine-driver",
         driver,
@@ -167,9 +168,9 @@ def test_operations(
     say(pytestconfig, table(found))
 
 
-def test_planted_faults_are_found(driver: Path, pytestconfig: pytest.Config, *, is_default: bool) -> None:
+def test_planted_faults_are_found(driver: Path, pytestconfig: pytest.Config, *, is_part: bool) -> None:
     """Another register, constant, predicate or half in an instruction that is executed."""
-    count = FEW_FAULTS if is_default else MANY_FAULTS
+    count = FEW_FAULTS if is_part else MANY_FAULTS
     seed = str(pytestconfig.option.seed)
     found = rows(run(HERE / "plant_faults.py", driver, seed, str(count)))
     missed = [row for row in found if not row["found"]]
