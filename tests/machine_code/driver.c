@@ -1,17 +1,7 @@
 /* A libcuda.so.1 whose GPU is the virtual SM120 twice: a launch of a cubin runs the PTX of its kernel, then, on the
  * memory as it was before, the kernel's machine code, and shows both results to the program. */
-#define cuDeviceTotalMem          cuDeviceTotalMem_v2
-#define cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
-#define cuCtxPushCurrent          cuCtxPushCurrent_v2
-#define cuCtxPopCurrent           cuCtxPopCurrent_v2
-#define cuMemAlloc                cuMemAlloc_v2
-#define cuMemFree                 cuMemFree_v2
-#define cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2
-#define cuMemcpyHtoDAsync         cuMemcpyHtoDAsync_v2
-#define cuMemcpyDtoHAsync         cuMemcpyDtoHAsync_v2
-#define cuMemcpyDtoDAsync         cuMemcpyDtoDAsync_v2
-#define cuStreamDestroy           cuStreamDestroy_v2
-#define cuEventDestroy            cuEventDestroy_v2
+#include "../support/cuda_versions.h"
+
 #include "driver/driver.h"
 
 #include <stdio.h>

@@ -1,17 +1,7 @@
 /* A libcuda.so.1 without a GPU: it runs no kernel, but keeps account of contexts and of what was not given back, and
  * any one of its calls can be made to fail. GPU 0 has capability 8.0, GPU 1 has 9.0. */
-#define cuDeviceTotalMem          cuDeviceTotalMem_v2
-#define cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
-#define cuCtxPushCurrent          cuCtxPushCurrent_v2
-#define cuCtxPopCurrent           cuCtxPopCurrent_v2
-#define cuMemAlloc                cuMemAlloc_v2
-#define cuMemFree                 cuMemFree_v2
-#define cuMemHostGetDevicePointer cuMemHostGetDevicePointer_v2
-#define cuMemcpyHtoDAsync         cuMemcpyHtoDAsync_v2
-#define cuMemcpyDtoHAsync         cuMemcpyDtoHAsync_v2
-#define cuMemcpyDtoDAsync         cuMemcpyDtoDAsync_v2
-#define cuStreamDestroy           cuStreamDestroy_v2
-#define cuEventDestroy            cuEventDestroy_v2
+#include "../support/cuda_versions.h"
+
 #include "driver/driver.h"
 
 #include <stdio.h>

@@ -22,38 +22,42 @@ def _count(width: str | None) -> int:
     return _WIDTHS.get(width, 1)
 
 
+def _load(w: Writer, m: Match, d: str, address: of.Address, space: str, how: str = "") -> None:
+    """Write a load; ``how`` comes before the space if it orders memory, else behind it."""
+    kind, registers = _form(m["width"], of.destinations(w, d, _count(m["width"])))
+    name = f"ld{how}.{space}.{kind}" if how.startswith(".relaxed") else f"ld.{space}{how}.{kind}"
+    w.emit(f"{name} {registers}, {address}")
+
+
+def _store(w: Writer, m: Match, address: of.Address, b: str, space: str) -> None:
+    """Write a store."""
+    kind, registers = _form(m["width"], of.names(w, b, _count(m["width"])))
+    w.emit(f"st.{space}.{kind} {address}, {registers}")
+
+
 def load_global(w: Writer, m: Match) -> None:
     """LDG d, desc[UR][a.64+n]."""
     d, a = w.one.operands
-    address = of.in_global(w, a)
-    kind, registers = _form(m["width"], of.destinations(w, d, _count(m["width"])))
     how = {None: "", "CONSTANT": ".nc", "STRONG.GPU": ".relaxed.gpu"}[m["how"]]
-    name = f"ld{how}.global.{kind}" if "relaxed" in how else f"ld.global{how}.{kind}"
-    w.emit(f"{name} {registers}, {address}")
+    _load(w, m, d, of.in_global(w, a), "global", how)
 
 
 def store_global(w: Writer, m: Match) -> None:
     """STG desc[UR][a.64+n], b."""
     a, b = w.one.operands
-    address = of.in_global(w, a)
-    kind, registers = _form(m["width"], of.names(w, b, _count(m["width"])))
-    w.emit(f"st.global.{kind} {address}, {registers}")
+    _store(w, m, of.in_global(w, a), b, "global")
 
 
 def load_shared(w: Writer, m: Match) -> None:
     """LDS d, [a+n]."""
     d, a = w.one.operands
-    address = of.shared(w, a)
-    kind, registers = _form(m["width"], of.destinations(w, d, _count(m["width"])))
-    w.emit(f"ld.shared.{kind} {registers}, {address}")
+    _load(w, m, d, of.shared(w, a), "shared")
 
 
 def store_shared(w: Writer, m: Match) -> None:
     """STS [a+n], b."""
     a, b = w.one.operands
-    address = of.shared(w, a)
-    kind, registers = _form(m["width"], of.names(w, b, _count(m["width"])))
-    w.emit(f"st.shared.{kind} {address}, {registers}")
+    _store(w, m, of.shared(w, a), b, "shared")
 
 
 def add_global(w: Writer, _: Match) -> None:

@@ -52,6 +52,7 @@ int64_t cached_splits(const struct device *device, const struct cached *call) {
     const double of_16_bits = call->k.form == KV_FORMAT_NVFP4 ? 0.28 : call->is_narrow ? 0.5 : 1;
     const double speed = memory_of_multiprocessor[device->info.capability_major == HOPPER] * (double)sms;
     const double read = of_16_bits * (double)pairs * (double)all / speed;
+    const double step = time_of_step(call);
     int64_t best = 1;
     double least = INFINITY;
     if (call->args->num_splits > 0) {
@@ -61,7 +62,7 @@ int64_t cached_splits(const struct device *device, const struct cached *call) {
         const int64_t ctas = pairs * call->row_tiles * splits, steps = (all + splits - 1) / splits;
         const int64_t full = ctas / (sms * resident), last = (ctas % (sms * resident) + sms - 1) / sms;
         const int64_t shares = full * resident + (last == 0 || last >= needed ? last : needed);
-        const double computed = time_of_step(call) * (double)shares * (double)(steps + start);
+        const double computed = step * (double)shares * (double)(steps + start);
         const double places = (double)((ctas + sms - 1) / sms * sms);
         const double idle = 2 * ctas > sms ? uneven * (places / (double)ctas - 1) : 0;
         const double moved = of_lone * ((double)start + read * (1 + idle));
