@@ -153,7 +153,7 @@ def test_aligned_rows_of_an_odd_head_size(opened: OpenDevice, rng: np.random.Gen
 @pytest.mark.sampled(2)
 @pytest.mark.virtual
 @pytest.mark.parametrize("dtype", list(PRECISION))
-@pytest.mark.parametrize("causal", [None, "bottom-right"])
+@pytest.mark.parametrize(("causal", "window"), [(None, (None, None)), ("bottom-right", (None, None)), (None, (45, 17))])
 @pytest.mark.parametrize(
     ("head_dim", "q_rows", "kv_rows"),
     [(32, 257, 130), (64, 129, 257), (64, 770, 130), (96, 130, 129), (128, 130, 257), (192, 130, 129), (256, 65, 130)],
@@ -163,6 +163,7 @@ def test_tiles_that_need_the_shared_memory_of_hopper(
     monkeypatch: pytest.MonkeyPatch,
     dtype: str,
     causal: str | None,
+    window: tuple[int | None, int | None],
     head_dim: int,
     q_rows: int,
     kv_rows: int,
@@ -171,7 +172,7 @@ def test_tiles_that_need_the_shared_memory_of_hopper(
     monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
     hopper = OpenDevice("virtual:0?checks=full")
     try:
-        verify(hopper, rng, Case(1, 2, 1, q_rows, kv_rows, head_dim, causal, dtype))
+        verify(hopper, rng, Case(1, 2, 1, q_rows, kv_rows, head_dim, causal, dtype, window=window))
     finally:
         hopper.close()
 
