@@ -123,10 +123,9 @@ def collect(w: Writer, m: Match) -> None:
     w.always(f"bar.warp.sync {mask}")
 
 
-def barrier(w: Writer, _: Match) -> None:
-    """BAR.SYNC n: wait for all warps of the CTA."""
-    (n,) = w.one.operands
-    w.emit(f"bar.sync {of.number(w, n)}")
+def barrier(w: Writer, m: Match) -> None:
+    """BAR.SYNC n: wait for all warps of the CTA; n, t: for those of t threads. BAR.ARV n, t: arrive only."""
+    w.emit(f"bar.{'arrive' if m['arrives'] else 'sync'} {', '.join(of.integer(w, x) for x in w.one.operands)}")
 
 
 def barrier_or(w: Writer, _: Match) -> None:
@@ -159,7 +158,7 @@ HANDLERS = {
     r"BSYNC(\.RECONVERGENT)?": meet,
     r"BREAK": leave_barrier,
     r"WARPSYNC\.((?P<all>ALL)|COLLECTIVE)": collect,
-    r"BAR\.SYNC\.DEFER_BLOCKING": barrier,
+    r"BAR\.(SYNC\.DEFER_BLOCKING|(?P<arrives>ARV))": barrier,
     r"BAR\.RED\.OR\.DEFER_BLOCKING": barrier_or,
     r"B2R\.RESULT": barrier_result,
     r"NOP|YIELD|ENDCOLLECTIVE|ERRBAR|CGAERRBAR|CCTL\.IVALL": nothing,
