@@ -2,7 +2,7 @@
 
 import json
 import sys
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,16 @@ def test_errors_are_ordered_by_format(device: pysm120.Device, rng: np.random.Gen
 
 def test_the_fastest_within_the_error(device: pysm120.Device, rng: np.random.Generator) -> None:
     q, k, v = inputs(rng, 200)
-    for most, wanted in ((0.3, "nvfp4"), (0.17, "nvfp4_mxfp8"), (0.07, "mxfp8"), (0.01, "bf16"), (0.001, "f16")):
+    nothing = pysm120.recommend(q, k, v, max_error=1e-6, device=device)
+    errors = {x.precision: x.error for x in nothing.tried}
+    names = ("nvfp4", "nvfp4_mxfp8", "mxfp8", "bf16", "f16")
+    limits = [0.3, *((errors[a] * errors[b]) ** 0.5 for a, b in pairwise(names))]  # between the errors of neighbours
+    for most, wanted in zip(limits, names, strict=True):
         found = pysm120.recommend(q, k, v, max_error=most, device=device)
         assert (found.precision == wanted) or (wanted == "bf16" and found.precision == "f16")
         assert found.error <= most
         assert [x.clocks for x in found.tried] == sorted(x.clocks for x in found.tried)
         assert f"{found.precision}" in str(found)
-    nothing = pysm120.recommend(q, k, v, max_error=1e-6, device=device)
     assert nothing.precision is None
     assert np.isnan(nothing.error)
     assert len(nothing.tried) == len(COMBINATIONS) - 1
