@@ -16,7 +16,7 @@
 #include "vm/machine/watch.h"
 #include "vm/run/run.h"
 
-enum { QUANTUM = 1024, SHORT = 32, HOPELESS = 64, FRUITLESS = 20000, FUTILE = 3, SLICE = 1 << 16 };
+enum { QUANTUM = 1024, EQUAL = 384, SHORT = 32, HOPELESS = 64, FRUITLESS = 20000, FUTILE = 3, SLICE = 1 << 16 };
 
 /* Return a hardware register that is the same in all lanes of a warp. */
 static uint32_t warp_register(const struct warp *w, uint32_t special) {
@@ -236,13 +236,14 @@ static bool over_limit(struct cta *cta, uint64_t executed) {
 }
 
 /* Choose how many instructions a warp runs in its turn. At level full the number is often small, so that warps and
- * CTAs interleave everywhere. */
+ * CTAs interleave everywhere. For a profile all turns are equal, so that warps stay close to each other, as on a chip:
+ * what one of them has loaded is still in L1 when another one loads it. */
 static uint32_t choose_quantum(struct cta *cta) {
     const uint64_t random = cta_random(cta);
     if (cta->launch->checks == CHECKS_FULL && random >> 62 == 0) {
         return 1 + (uint32_t)(random % SHORT);
     }
-    return QUANTUM / 4 + (uint32_t)(random % QUANTUM);
+    return cta->launch->profile != NULL ? EQUAL : QUANTUM / 4 + (uint32_t)(random % QUANTUM);
 }
 
 /* Give every warp a turn, starting at a random warp. Return how many did real work, or -1 to stop. */
