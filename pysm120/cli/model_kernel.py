@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pysm120.machine_code import pipes, sass
 from pysm120.machine_code.cubin import Cubin
-from pysm120.model import files, memory, predict, roles, splits, validation
+from pysm120.model import coverage, files, memory, predict, roles, splits, validation
 from pysm120.model import problem as problems
 from pysm120.model import record as records
 from pysm120.model.chips import Chip
@@ -136,6 +136,7 @@ class Kernel:
         self.arguments, self.chip = arguments, chip
         self.why = "--rules" if arguments.rules else ""
         self.missing: list[str] = []  # what the prediction lacks, a sentence each
+        self.issues = 0.0  # the recorded instructions of a CTA
         self.target = files.target_of(chip)
         self.file = files.read(Path(arguments.kernel), arguments.ptx, self.target)
         index = None if self.file else builtin_index(arguments.kernel)
@@ -185,9 +186,15 @@ class Kernel:
     def others(self, model: KernelModel, rounds: list[int]) -> list[roles.Other]:
         """Return what the CTAs of a file's kernel execute beside the main loop, as far as it is known."""
         stated = _loops(self.arguments.loop, model)
-        if self.file is None or model.loop is None:
+        if self.file is None:
             return []
-        found, unknown = roles.others(model, model.loop, rounds[0], stated)
+        found, unknown = roles.others(model, model.loop, rounds[0], stated) if model.loop else ([], [])
+        given = self.arguments
+        if not (given.rounds or given.problem or given.loop or given.warps or given.branch):  # all as recorded
+            covered = coverage.of(model, rounds, found)
+            found += covered.parts if covered else []
+            self.issues = covered.recorded if covered else 0.0
+            self.missing += [covered.lacks] if covered and covered.lacks else []
         if unknown:
             which = ", ".join(f"{address:#x}" for address in unknown)
             self.missing.append(
@@ -379,7 +386,7 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
     def prediction_of(model: KernelModel, others: list[roles.Other]) -> Prediction:
         return predict.predict(
             model, rounds, others=others, tensor_bytes=held, dram_bytes=dram, reread_bytes=again,
-            leaving=leaving, keep_events=keep_events,
+            issues=kernel.issues, leaving=leaving, keep_events=keep_events,
         )  # fmt: skip
 
     prediction = prediction_of(model, others)

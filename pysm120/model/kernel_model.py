@@ -99,7 +99,7 @@ def build(
 
     """
     warps = warps or warp_paths.compute_warps(threads)
-    if not function.loops:
+    if not function.loops or (recording and not recording.loop.blocks):  # none was executed
         return _without_loop(chip, function, warps, slots, recording)
     loop = loop or function.main_loop()
 

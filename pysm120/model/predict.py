@@ -57,7 +57,8 @@ class Prediction:
     reread_bytes : float
         Those of ``dram_bytes`` that moved before, and that L2 has lost.
     bound : str
-        What takes longest: "l2", "stores" to L2, "dram", "adds", or "sm" if memory is faster.
+        What takes longest: "l2", "stores" to L2, "dram", "adds", "issue" of the recorded instructions if the simulation
+        has fewer, or "sm" if memory is faster.
     conflicts : float
         Bank conflicts as a share of the wavefronts of shared memory.
     round_clocks : float
@@ -127,6 +128,20 @@ def _least(model: KernelModel, rounds: Sequence[int]) -> int:
 def _more(model: KernelModel, least: int, rounds: Sequence[int]) -> int:
     """Return the additional rounds of the longer simulation; a ring's are no more than those of the launch."""
     return max(_MORE, min(_MORE_OF_RINGS, max(rounds) - least)) if model.paths.rings else _MORE
+
+
+def simulated_rounds(model: KernelModel, rounds: Sequence[int]) -> dict[int, float]:
+    """Return the simulations by whose rounds the time of an average CTA is made up, and how often it has each.
+
+    A simulation of more rounds less one of fewer is the time of the rounds between them, as in ``_time``.
+    """
+    most, mean = max(rounds), sum(rounds) / len(rounds)
+    least = _least(model, rounds)
+    more, base = _more(model, least, rounds), most if most <= _SHORT and not model.paths.between else least
+    found: dict[int, float] = defaultdict(float)
+    for count, times in ((base, 1.0), (least + more, (mean - base) / more), (least, (base - mean) / more)):
+        found[count] += times
+    return dict(found)
 
 
 def _time(model: KernelModel, resident: int, least: int, more: int, most: int) -> tuple[_Time, Outcome]:
@@ -307,6 +322,7 @@ def predict(
     tensor_bytes: float = 0,
     dram_bytes: float | None = None,
     reread_bytes: float = 0,
+    issues: float = 0,
     leaving: int = 0,
     keep_events: bool = False,
 ) -> Prediction:
@@ -326,6 +342,8 @@ def predict(
         The bytes that the launch moves from or to DRAM, if they are known.
     reread_bytes : float
         The bytes that DRAM delivers again besides.
+    issues : float
+        The instructions that the warps of a CTA were seen to execute, of which a scheduler issues one a clock.
     leaving : int
         Additional CTAs, spread evenly over the launch, that leave before the main loop.
     keep_events : bool
@@ -361,9 +379,11 @@ def predict(
     add_clocks = add_clocks if chip["adds_bind"] else 0.0
     of_stores = chip["l2_binds"] and store_clocks > l2_clocks  # L2 takes stores at a rate of their own
     l2 = {"stores": store_clocks} if of_stores else {"l2": l2_clocks}
-    bounds = {"sm": clocks, "dram": dram_clocks, **l2, "adds": add_clocks}
+    issue_clocks = start + issues * len(rounds) / (int(chip["sms"]) * QUARTERS)
+    bounds = {"sm": max(clocks, issue_clocks), "dram": dram_clocks, **l2, "adds": add_clocks}
     bound = max(bounds, key=lambda name: bounds[name])
-    clocks = bounds[bound]
+    bound = "issue" if bound == "sm" and issue_clocks > clocks else bound
+    clocks = max(bounds.values())
     if bound == "sm" and add_clocks - start > _MOSTLY * (clocks - start):
         bound = "adds"  # which the SM's time contains
     if dram_bytes and not any(one.is_tensor for one in model.function.instructions):
@@ -384,14 +404,18 @@ def predict(
     busy["issue"] = len(steps) * model.warps / QUARTERS / per
     per_round = full.each / slots
     shares = {name: clocks_ / per_round for name, clocks_ in busy.items() if name not in {"lsu", "branch"}}
-    shown = [3 if model.paths.around else 0] * slots
-    events = model.run(shown, slots, _STAGGER, keep_events=True).events if keep_events else []
+    events = _events(model, slots) if keep_events else []
     return Prediction(
         clocks, full.each, per_round, full.begin, dict(sorted(shares.items(), key=lambda x: -x[1])),
         _reasons(model, outcome, 2 * slots, least + more),
         max(0.0, sum(flops(*launch) for launch in ((model, rounds), *besides))), events, moved, dram, bound,
         conflicts(model, rounds), adds, reread_bytes, min(1.0, busy_share), leaving,
     )  # fmt: skip
+
+
+def _events(model: KernelModel, slots: int) -> list[Event]:
+    """Return the events of three rounds of an SM full of CTAs, for a timeline."""
+    return model.run([3 if model.paths.around else 0] * slots, slots, _STAGGER, keep_events=True).events
 
 
 def _spread(rounds: Sequence[int], leaving: int) -> list[int]:

@@ -8,20 +8,19 @@ access of shared memory has the bank conflicts of its statement.
 import dataclasses
 import math
 import re
-from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
 from pysm120.machine_code import pipes
 from pysm120.machine_code.sass import Function, Instruction, Loop
+from pysm120.model.block_counts import blocks, copies_of, edges, of_copies, own_rows, row_of
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.observe.profile import REUSE_RATIO, Counts, Statement, total
 from pysm120.runtime.errors import InvalidArgumentError
 
-_OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # opcodes whose lines are not reliable
 SECTOR_BYTES = 32
 PROFILED_L1 = 32 * 1024  # of each CTA on the virtual device
 _NOT_IN_L1 = re.compile(r"\.STRONG\b")  # volatile loads
@@ -184,91 +183,10 @@ def in_shared(function: Function, statements: Sequence[Statement]) -> Function:
     rows = sorted({one.row for one in own})
 
     def known(one: Instruction) -> Instruction:
-        generic = one.base in {"LD", "ST"} and _row_of(rows, one) in shared
+        generic = one.base in {"LD", "ST"} and row_of(rows, one) in shared
         return dataclasses.replace(one, opcode=f"{one.base}S{_EXTENDED.sub('', one.opcode[2:])}") if generic else one
 
     return Function(function.name, [known(one) for one in function.instructions])
-
-
-def _row_of(rows: Sequence[int], one: Instruction) -> int:
-    """Return the line of the statement that an instruction belongs to, or -1; ``rows`` are the lines of statements."""
-    at = bisect_right(rows, one.line)
-    return rows[at - 1] if at and one.line and one.base not in _OF_PTXAS else -1
-
-
-def _copies_of(rows: Sequence[int], code: Iterable[Instruction]) -> dict[int, int]:
-    """Return how often code has the instructions of each statement, by line: as often as its rarest one."""
-    found = defaultdict[int, Counter[str]](Counter)
-    for one in code:
-        found[_row_of(rows, one)][one.base] += 1
-    return {row: min(bases.values()) for row, bases in found.items() if row >= 0}
-
-
-def own_rows(function: Function, executed: Mapping[int, int]) -> dict[int, list[int]]:
-    """Return the statements of each block, by line, without those that have instructions in several blocks."""
-    starts = sorted(executed)
-    found = {
-        n: [_row_of(starts, one) for one in function.instructions[block.first : block.last]]
-        for n, block in enumerate(function.blocks)
-    }
-    homes = Counter(row for rows in found.values() for row in set(rows) if row >= 0)
-    return {n: [row for row in rows if homes[row] == 1] for n, rows in found.items()}
-
-
-def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
-    """Return how often blocks ran, for the blocks that have statements of their own.
-
-    A block with all rounds of a loop, each of which has the code of most statements n times, ran an nth as often as
-    they. It has other statements too, which say so.
-
-    ptxas moves statements of a branch's arm into the block before it, where they may outnumber its own. A barrier
-    without a guard does not move: where a block has some, they alone say how often it ran.
-    """
-    found, starts = {}, sorted(executed)
-    for n, rows in own_rows(function, executed).items():
-        if not rows:
-            continue
-        block = function.blocks[n]
-        code = function.instructions[block.first : block.last]
-        fixed = Counter(_row_of(starts, one) for one in code if one.base == "BAR" and not one.predicate)
-        told = Counter(executed[row] // fixed[row] for row in set(rows) if fixed[row])
-        if told:
-            found[n] = told.most_common(1)[0][0]
-            continue
-        counts = Counter(executed[row] for row in rows)
-        count = counts.most_common(1)[0][0]
-        copies = _copies_of(starts, code)
-        each = Counter(copies[row] for row in set(rows) if executed[row] == count).most_common(1)[0][0]
-        found[n] = count // each if count and count % each == 0 and count // each in counts else count
-    return found
-
-
-Edge = tuple[int, int]
-
-
-def edges(function: Function, known: Mapping[int, int]) -> dict[Edge, int]:
-    """Return how often warps went from block to block, as far as the counts of blocks determine it."""
-    counts = dict(known)
-    after = {n: [(n, s) for s in block.successors] for n, block in enumerate(function.blocks)}
-    before: dict[int, list[Edge]] = {n: [] for n in after}
-    for ways in after.values():
-        for edge in ways:
-            before[edge[1]].append(edge)
-    leaves = {n for n, block in enumerate(function.blocks) if function.instructions[block.last - 1].base == "EXIT"}
-    sides = [(n, ways) for n, ways in after.items() if ways and n not in leaves]
-    sides += [(n, ways) for n, ways in before.items() if ways and n]
-    found: dict[Edge, int] = {}
-    changed = True
-    while changed:
-        changed = False
-        for n, ways in sides:
-            open_ = [edge for edge in ways if edge not in found]
-            total = sum(found[edge] for edge in ways if edge in found)
-            if not open_ and n not in counts:
-                counts[n], changed = total, True
-            elif len(open_) == 1 and n in counts and counts[n] >= total:
-                found[open_[0]], changed = counts[n] - total, True
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,16 +259,21 @@ class Recording:
         self.loop = loop or (function.main_loop() if function.loops else Loop(0, ()))
         self._edges = [edges(function, counts) for counts in self._counts]
         self._rows = sorted(launches[-1].executed)
+        for n, (launch, counts) in enumerate(zip(launches, self._counts, strict=True)):
+            known = {b: self.count(b, n) for b in range(len(function.blocks))}
+            if more := of_copies(function, launch.executed, known):
+                counts.update(more)
+                self._edges[n] = edges(function, counts)
 
     def wavefronts(self, one: Instruction) -> float:
         """Return the average wavefronts of shared memory of an instruction."""
         passes = pipes.wavefronts(one)
-        banks = self.launches[-1].banks.get(_row_of(self._rows, one)) if pipes.is_access(one) else None
+        banks = self.launches[-1].banks.get(row_of(self._rows, one)) if pipes.is_access(one) else None
         return banks.of(passes) if banks else passes
 
     def written(self, one: Instruction) -> float | None:
         """Return the average wavefronts of what a cp.async writes to shared memory; None without bank conflicts."""
-        banks = self.launches[-1].banks.get(_row_of(self._rows, one))
+        banks = self.launches[-1].banks.get(row_of(self._rows, one))
         return banks.wavefronts if banks else None
 
     def sectors(self, one: Instruction) -> Sectors | None:
@@ -358,7 +281,7 @@ class Recording:
 
         A guarded access touches nothing where no lane passes the guard.
         """
-        found = self.launches[-1].sectors.get(row := _row_of(self._rows, one)) if pipes.lane_bytes(one) else None
+        found = self.launches[-1].sectors.get(row := row_of(self._rows, one)) if pipes.lane_bytes(one) else None
         if found and _NOT_IN_L1.search(one.opcode):
             found = found._replace(fetched=found.touched, missed=1.0)
         if found and one.predicate and found.accesses and (issued := self._issued.get((row, one.base))):
@@ -370,9 +293,9 @@ class Recording:
         """How often the instructions of a statement were issued, by its line and their opcode, as far as known."""
         found, unknown = Counter[tuple[int, str]](), set[tuple[int, str]]()
         for n, block in enumerate(self.function.blocks):
-            count = self._count(n)
+            count = self.count(n)
             for one in self.function.instructions[block.first : block.last]:
-                key = _row_of(self._rows, one), one.base
+                key = row_of(self._rows, one), one.base
                 found[key] += count or 0
                 unknown |= {key} if count is None else set()
         return {key: count for key, count in found.items() if key not in unknown}
@@ -454,15 +377,15 @@ class Recording:
         """
         if warp == 0:
             return self._counts[-1].get(block, 1) > 0
-        return self._count(block) is None or self.passed(block, warp)
+        return self.count(block) is None or self.passed(block, warp)
 
     def passed(self, block: int, warp: int) -> bool:
         """Whether it is known that a warp executed a block, in the order of ``ran``."""
-        return (self._count(block) or 0) >= (warp + 0.5) * self.launches[-1].ctas
+        return (self.count(block) or 0) >= (warp + 0.5) * self.launches[-1].ctas
 
     def executed(self, loop: Loop) -> float | None:
         """Return the rounds of a loop, summed over the warps of a CTA; None if unknown."""
-        known = self._count(loop.header)
+        known = self.count(loop.header)
         count = self._unrolled(loop) if known is None else float(known)
         return None if count is None else count / self.launches[-1].ctas
 
@@ -477,8 +400,10 @@ class Recording:
         if alike := [other for other, rows in shared.items() if 2 * len(rows) >= len(copies)]:
             return self._shared_out(loop, [loop, *alike], set(copies).intersection(*(shared[other] for other in alike)))
         elsewhere = set[int]().union(*shared.values())
-        found = Counter(executed[row] / count for row, count in copies.items() if row not in elsewhere)
-        return found.most_common(1)[0][0] if found else None
+        found = Counter[float]()
+        for row, count in copies.items():  # what counts rounds has one copy, the work of each of them more
+            found[executed[row] / count] += 0 if row in elsewhere else count
+        return found.most_common(1)[0][0] if found.total() else None
 
     def _shared_out(self, loop: Loop, alike: Sequence[Loop], rows: Collection[int]) -> float | None:
         """Return how often a loop was executed whose code other loops have too, with more or fewer copies in a round.
@@ -501,11 +426,11 @@ class Recording:
 
     def _copies(self, loop: Loop) -> dict[int, int]:
         """Return how often a round of a loop has the code of each statement, by line, without the loops inside it."""
-        return _copies_of(self._rows, self.function.own_of_loop(loop))
+        return copies_of(self._rows, self.function.own_of_loop(loop))
 
-    def _count(self, block: int) -> int | None:
-        """Return how often a block ran in the last launch, by its statements or by the flow into it or out of it."""
-        count, flow = self._counts[-1].get(block), self._edges[-1]
+    def count(self, block: int, launch: int = -1) -> int | None:
+        """Return how often a block ran in a launch, by its statements or by the flow into it or out of it."""
+        count, flow = self._counts[launch].get(block), self._edges[launch]
         into = [flow.get((n, block)) for n, one in enumerate(self.function.blocks) if block in one.successors]
         out = [flow.get((block, s)) for s in self.function.blocks[block].successors]
         for counts in (into, out):
@@ -524,7 +449,7 @@ class Recording:
         ]
         count = sum(one for one in into if one is not None)
         if None in into:  # as often as the closest block that every warp passes before it
-            passed = [self._count(b) for b in reversed(range(loop.header)) if function.dominates(b, loop.header)]
+            passed = [self.count(b) for b in reversed(range(loop.header)) if function.dominates(b, loop.header)]
             known = next((one for one in passed if one is not None), None)
             if known is None:
                 return None

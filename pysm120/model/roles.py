@@ -33,22 +33,21 @@ def warps_by_rules(function: Function, threads: int) -> tuple[int, str]:
         count = total - _GROUP
     elif by_threads != total:
         count = by_threads
-    elif total > 1 and _has_roles(function):
+    elif total > 1 and has_roles(function, function.main_loop() if function.loops else None):
         count = total - _GROUP if total >= 2 * _GROUP else total - 1
     else:
         return total, ""
     return count, f"{count} of the {total} warps of a CTA are assumed to execute the main loop: state --warps N"
 
 
-def _has_roles(function: Function) -> bool:
+def has_roles(function: Function, main: Loop | None) -> bool:
     """Whether a kernel has loops for other warps than those of the main loop."""
-    main = function.main_loop() if function.loops else None
     return main is not None and any(_is_role(function, main, loop) for loop in function.loops)
 
 
 def _is_role(function: Function, main: Loop, other: Loop) -> bool:
     """Whether a loop is for other warps than the main loop: it excludes the main loop, and hands data over."""
-    if _in_turn(function, main, other) or _only_waits(function, other):
+    if _in_turn(function, main, other) or only_waits(function, other):
         return False
     code = list(function.of_loop(other))
     return any(one.is_copy or one.base in {"LDGSTS", "SYNCS", "BAR"} for one in code)
@@ -71,7 +70,10 @@ def _reached(function: Function, block: int) -> set[int]:
 
 
 def hottest(function: Function, launch: Launch) -> Loop | None:
-    """Return the loop in which most products were executed, or without any, most instructions; None without loops."""
+    """Return the loop in which most products were executed, or without any, most instructions.
+
+    Return None if there is no loop, or if it is known that no warp executed one.
+    """
     seen = Recording(function, [launch], 1, Loop(0, ()))
 
     def weight(loop: Loop) -> tuple[float, float]:
@@ -79,14 +81,15 @@ def hottest(function: Function, launch: Launch) -> Loop | None:
         count = seen.executed(loop) or 0.0
         return count * sum(one.is_tensor for one in own), count * len(own)
 
-    return max(function.loops, key=weight) if function.loops else None
+    ran = [loop for loop in function.loops if seen.executed(loop) != 0]
+    return max(ran, key=weight, default=None)
 
 
 def recording(function: Function, launch: Launch, threads: int) -> Recording:
     """Return the recording of a kernel in a file: its main loop, and the warps that execute it, are those that did."""
     total, main = -(-threads // 32), hottest(function, launch)
     if main is None:
-        return Recording(function, [launch], total)
+        return Recording(function, [launch], total, Loop(0, ()))
     outermost = _outermost(function, main)
     entered = Recording(function, [launch], 1, main).entered(outermost)
     if not entered:
@@ -95,7 +98,7 @@ def recording(function: Function, launch: Launch, threads: int) -> Recording:
     if warps < total and any(_meets_all(one) for one in function.of_loop(outermost)):
         return _of_some(function, launch, total, main, entered / total)
     found = Recording(function, [launch], warps, main)
-    found.beside = 0 if any(_is_role(function, main, loop) for loop in function.loops) else total - warps
+    found.beside = 0 if has_roles(function, main) else total - warps
     return found
 
 
@@ -121,7 +124,7 @@ def _outermost(function: Function, loop: Loop) -> Loop:
     )
 
 
-def _only_waits(function: Function, loop: Loop) -> bool:
+def only_waits(function: Function, loop: Loop) -> bool:
     """Whether a loop waits for an mbarrier or another lane, or does nothing that takes long."""
     code = list(function.of_loop(loop))
     if len(code) > _WAIT_LENGTH:
@@ -174,7 +177,7 @@ def others(model: KernelModel, main: Loop, rounds: float, stated: Mapping[int, f
     found, unknown = [], []
     for loop in function.loops:
         address = function.instructions[function.blocks[loop.header].first].address
-        if loop == main or (address not in stated and _only_waits(function, loop)):
+        if loop == main or (address not in stated and only_waits(function, loop)):
             continue
         if address not in stated and _is_role(function, main, loop):
             continue

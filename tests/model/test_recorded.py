@@ -10,10 +10,9 @@ from sass_text import Op, listing
 
 from pysm120 import Device, __main__
 from pysm120.machine_code import sass
-from pysm120.model import chips, predict, validation
+from pysm120.model import block_counts, chips, predict, validation
 from pysm120.model import problem as problem_module
 from pysm120.model import record as record_module
-from pysm120.model import recorded as recorded_module
 from pysm120.model import work as work_module
 from pysm120.model.recorded import Launch, Recording, Share
 from pysm120.runtime.module import builtin_image, builtins
@@ -70,21 +69,21 @@ def test_a_barrier_says_how_often_a_block_ran_with_more_code_of_an_arm() -> None
         (70, Op("EXIT")),
     ]
     executed = {10: 6, 20: 48, 30: 0, 40: 0, 50: 0, 60: 48, 70: 6}
-    assert list(recorded_module.blocks(of_lines(code), executed).values()) == [6, 48, 6]
+    assert list(block_counts.blocks(of_lines(code), executed).values()) == [6, 48, 6]
     twice = [*code[:5], (20, Op("BAR.SYNC.DEFER_BLOCKING 0x0")), *code[5:]]  # an unrolled round has it twice
-    assert list(recorded_module.blocks(of_lines(twice), executed).values()) == [6, 24, 6]
+    assert list(block_counts.blocks(of_lines(twice), executed).values()) == [6, 24, 6]
     guarded = [(line, Op("@P1 BAR.SYNC.DEFER_BLOCKING 0x0", label=".L_x_1") if line == 20 else op) for line, op in code]
-    assert list(recorded_module.blocks(of_lines(guarded), executed).values()) == [6, 0, 6]
+    assert list(block_counts.blocks(of_lines(guarded), executed).values()) == [6, 0, 6]
 
 
 def test_blocks_run_as_often_as_statements_of_their_own() -> None:
     k = function()
     launch = counts(3, 8, rare=2)
-    found = recorded_module.blocks(k, launch.executed)
+    found = block_counts.blocks(k, launch.executed)
     first = [k.instructions[block.first].line for block in k.blocks]
     # The block that only line 50 is in says nothing.
     assert {first[n]: count for n, count in found.items()} == {10: 6, 20: 48, 30: 12, 50: 48, 60: 48, 70: 6}
-    flow = recorded_module.edges(k, found)
+    flow = block_counts.edges(k, found)
     by_line = {(first[a], first[b]): count for (a, b), count in flow.items()}
     assert by_line[20, 30] == 12
     assert by_line[20, 50] == 36
@@ -103,10 +102,10 @@ def test_a_round_with_all_rounds_of_an_inner_loop() -> None:
     latch = [(40, Op("BAR.SYNC.DEFER_BLOCKING 0x0")), (50, Op("@P0 BRA `(.L_x_1)")), (60, Op("EXIT"))]
     k = of_lines([(10, Op("MOV R1, RZ")), *copies(4, ".L_x_1"), *latch])
     launch = Launch({10: 2, 20: 48, 30: 48, 40: 12, 50: 12, 60: 2}, 1, 0)
-    assert list(recorded_module.blocks(k, launch.executed).values()) == [2, 12, 2]
+    assert list(block_counts.blocks(k, launch.executed).values()) == [2, 12, 2]
     assert Recording(k, [launch], 2).rounds == 6
     # As many instructions of one statement, and no statement that ran a fourth as often: 64-bit sums, for instance.
-    assert list(recorded_module.blocks(k, {**launch.executed, 40: 48, 50: 48}).values()) == [2, 48, 2]
+    assert list(block_counts.blocks(k, {**launch.executed, 40: 48, 50: 48}).values()) == [2, 48, 2]
 
 
 @pytest.mark.parametrize(("passes", "rounds"), [(11, (2, 3)), (12, (3, 0)), (3, (0, 3))])

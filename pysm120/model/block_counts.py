@@ -1,0 +1,177 @@
+"""How often the blocks of machine code ran, from the counts of the PTX statements whose lines they have."""
+
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from pysm120.machine_code.sass import Function, Instruction
+
+_OF_PTXAS = ("BSSY", "BSYNC", "WARPSYNC", "YIELD", "NOP", "BMOV")  # opcodes whose lines are not reliable
+_ALIKE = 3  # fewest statements whose instructions are in the same blocks
+
+Edge = tuple[int, int]
+
+
+def row_of(rows: Sequence[int], one: Instruction) -> int:
+    """Return the line of the statement that an instruction belongs to, or -1; ``rows`` are the lines of statements."""
+    at = bisect_right(rows, one.line)
+    return rows[at - 1] if at and one.line and one.base not in _OF_PTXAS else -1
+
+
+def copies_of(rows: Sequence[int], code: Iterable[Instruction]) -> dict[int, int]:
+    """Return how often code has the instructions of each statement, by line: as often as its rarest one."""
+    found = defaultdict[int, Counter[str]](Counter)
+    for one in code:
+        found[row_of(rows, one)][one.base] += 1
+    return {row: min(bases.values()) for row, bases in found.items() if row >= 0}
+
+
+def own_rows(function: Function, executed: Mapping[int, int]) -> dict[int, list[int]]:
+    """Return the statements of each block, by line, without those that have instructions in several blocks."""
+    starts = sorted(executed)
+    found = {
+        n: [row_of(starts, one) for one in function.instructions[block.first : block.last]]
+        for n, block in enumerate(function.blocks)
+    }
+    homes = Counter(row for rows in found.values() for row in set(rows) if row >= 0)
+    return {n: [row for row in rows if homes[row] == 1] for n, rows in found.items()}
+
+
+def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
+    """Return how often blocks ran, for the blocks that have statements of their own.
+
+    A block with all rounds of a loop, each of which has the code of most statements n times, ran an nth as often as
+    they. It has other statements too, which say so.
+
+    ptxas moves statements of a branch's arm into the block before it, where they may outnumber its own. A barrier
+    without a guard does not move: where a block has some, they alone say how often it ran.
+
+    ptxas moves statements of a loop before it, too. So what only leads to a loop, and what is in no loop, says nothing
+    where its statements ran more often than it can have.
+    """
+    found = _told(function, executed)
+    once, before = next((executed[row] for row in sorted(executed) if executed[row]), 0), _before(function)
+    inside, headers = {b for loop in function.loops for b in loop.blocks}, {loop.header for loop in function.loops}
+    for n in sorted(found):
+        after, counts = function.blocks[n].successors, [found.get(b) for b in before[n]]
+        leads = len(after) == 1 and after[0] in headers - {n} and n and counts and None not in counts
+        most = sum(count or 0 for count in counts) if leads else math.inf if n in inside else once
+        if found[n] > most:
+            del found[n]
+    return found
+
+
+def _before(function: Function) -> list[list[int]]:
+    """Return the blocks that lead to each block."""
+    found: list[list[int]] = [[] for _ in function.blocks]
+    for n, block in enumerate(function.blocks):
+        for s in block.successors:
+            found[s].append(n)
+    return found
+
+
+def _told(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
+    """Return how often blocks ran, by what their own statements say."""
+    found, starts = {}, sorted(executed)
+    for n, rows in own_rows(function, executed).items():
+        if not rows:
+            continue
+        block = function.blocks[n]
+        code = function.instructions[block.first : block.last]
+        fixed = Counter(row_of(starts, one) for one in code if one.base == "BAR" and not one.predicate)
+        told = Counter(executed[row] // fixed[row] for row in set(rows) if fixed[row])
+        if told:
+            found[n] = told.most_common(1)[0][0]
+            continue
+        counts = Counter(executed[row] for row in rows)
+        count = counts.most_common(1)[0][0]
+        copies = copies_of(starts, code)
+        each = Counter(copies[row] for row in set(rows) if executed[row] == count).most_common(1)[0][0]
+        found[n] = count // each if count and count % each == 0 and count // each in counts else count
+    return found
+
+
+def edges(function: Function, known: Mapping[int, int]) -> dict[Edge, int]:
+    """Return how often warps went from block to block, as far as the counts of blocks determine it."""
+    counts = dict(known)
+    after = {n: [(n, s) for s in block.successors] for n, block in enumerate(function.blocks)}
+    before: dict[int, list[Edge]] = {n: [] for n in after}
+    for ways in after.values():
+        for edge in ways:
+            before[edge[1]].append(edge)
+    leaves = {n for n, block in enumerate(function.blocks) if function.instructions[block.last - 1].base == "EXIT"}
+    sides = [(n, ways) for n, ways in after.items() if ways and n not in leaves]
+    sides += [(n, ways) for n, ways in before.items() if ways and n]
+    found: dict[Edge, int] = {}
+    changed = True
+    while changed:
+        changed = False
+        for n, ways in sides:
+            open_ = [edge for edge in ways if edge not in found]
+            total = sum(found[edge] for edge in ways if edge in found)
+            if open_ and counts.get(n) == 0:
+                found.update(dict.fromkeys(open_, 0))
+                changed = True
+            elif not open_ and n not in counts:
+                counts[n], changed = total, True
+            elif len(open_) == 1 and n in counts and counts[n] >= total:
+                found[open_[0]], changed = counts[n] - total, True
+    return found
+
+
+def of_copies(function: Function, executed: Mapping[int, int], counts: Mapping[int, int | None]) -> dict[int, int]:
+    """Return how often blocks ran whose statements have instructions in several of them.
+
+    ``counts``: how often each block ran, None if that is unknown.
+
+    ptxas unrolls a loop: a round of it has n copies of the statements, and blocks behind it have fewer, for the rounds
+    that remain. The block with the most copies comes first and takes all rounds that it can. Of arms with the same
+    statements, the first one takes all.
+    """
+    starts = sorted(executed)
+    copies = {
+        n: copies_of(starts, function.instructions[block.first : block.last]) for n, block in enumerate(function.blocks)
+    }
+    homes = defaultdict[int, list[int]](list)
+    for n, rows in copies.items():
+        for row in rows:
+            homes[row].append(n)
+    shared = defaultdict[tuple[int, ...], list[int]](list)  # by unknown blocks, their statements
+    for row, blocks_ in homes.items():
+        if unknown := tuple(n for n in blocks_ if counts[n] is None):
+            shared[unknown].append(row)
+    found: dict[int, int] = {}
+    for group, lines in sorted(shared.items(), key=lambda one: -len(one[1])):
+        if len(lines) >= _ALIKE and not found.keys() & set(group):
+            left = [executed[row] - sum((counts[n] or 0) * copies[n][row] for n in homes[row]) for row in lines]
+            each = {n: _most([copies[n][row] for row in lines]) for n in group}
+            found |= _shared_out(function, each, Counter(left).most_common(1)[0][0], counts)
+    return found
+
+
+def _most(copies: Sequence[int]) -> int:
+    """Return the number of copies that most instructions of a block have."""
+    return max(set(copies), key=lambda count: count * copies.count(count))
+
+
+def _shared_out(
+    function: Function, copies: Mapping[int, int], executed: int, counts: Mapping[int, int | None]
+) -> dict[int, int]:
+    """Return how often each of some blocks ran, of the executions that they have together.
+
+    ``copies``: how often a block has the code of their statements.
+    """
+    before = (n for n in reversed(range(min(copies))) if all(function.dominates(n, b) for b in copies))
+    first = next((n for n in before if counts[n]), None)
+    entered = counts[first] if first is not None else None
+    if not entered or executed < 0:
+        return {}
+    found, left = dict[int, int](), executed
+    for n, each in sorted(copies.items(), key=lambda one: -one[1]):
+        repeats = any(n in loop.blocks and first not in loop.blocks for loop in function.loops)
+        passes = left / entered / each
+        whole = math.floor(passes) if repeats or each > 1 else passes
+        found[n] = round(entered * (whole if repeats else min(whole, 1.0)))
+        left -= found[n] * each
+    return found
