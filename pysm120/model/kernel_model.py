@@ -53,10 +53,16 @@ class KernelModel:
     recording: Recording | None = None
     loop: Loop | None = None
 
+    @property
+    def has_products(self) -> bool:
+        """Whether the kernel has matrix instructions."""
+        return any(one.is_tensor for one in self.function.instructions)
+
     def run(self, rounds: list[int], slots: int, offset: int = 0, *, keep_events: bool = False) -> Outcome:
         """Simulate CTAs; ``rounds`` has the rounds of each."""
-        queues = any(one.is_tensor for one in self.function.instructions)
-        simulator = Simulator(self.chip, self.pipes, self.paths, self.warps, keep_events=keep_events, queues=queues)
+        simulator = Simulator(
+            self.chip, self.pipes, self.paths, self.warps, keep_events=keep_events, queues=self.has_products
+        )
         return simulator.run(rounds, slots, offset)
 
 

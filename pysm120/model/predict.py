@@ -357,7 +357,8 @@ def predict(
     times, outcome = _times(model, slots, least, more, max(rounds), others)
     launch = _spread(rounds, leaving)
     leaves = _leaves(model, slots) if leaving else 0.0
-    clocks = _Sms(launch, times, int(chip["sms"]), leaves).run() + times[-1].first + float(chip["launch_clocks"])
+    sms = _Sms(launch, times, int(chip["sms"]), leaves, even=not model.has_products)
+    clocks = sms.run() + times[-1].first + float(chip["launch_clocks"])
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
     besides = _besides(others, rounds)
     held = tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
@@ -386,7 +387,7 @@ def predict(
     clocks = max(bounds.values())
     if bound == "sm" and add_clocks - start > _MOSTLY * (clocks - start):
         bound = "adds"  # which the SM's time contains
-    if dram_bytes and not any(one.is_tensor for one in model.function.instructions):
+    if dram_bytes and not model.has_products:
         clocks = streams.together(start, bounds, _POWER)
     elif dram_bytes and memory.is_streamed(moved, dram_bytes):  # of products, the SM's time has the wait for L2
         clocks = max(clocks, streams.together(start, {name: bounds[name] for name in ("sm", "dram")}, _POWER))
@@ -401,8 +402,7 @@ def predict(
         busy[model.pipes.names[step.pipe]] += step.interval * model.warps / QUARTERS / per
         busy["shared"] += step.wavefronts * model.warps / per
         busy["adds"] += step.added * model.warps / per / float(chip["add_bytes_per_clock"])
-    busy["issue"] = len(steps) * model.warps / QUARTERS / per
-    per_round = full.each / slots
+    busy["issue"], per_round = len(steps) * model.warps / QUARTERS / per, full.each / slots
     shares = {name: clocks_ / per_round for name, clocks_ in busy.items() if name not in {"lsu", "branch"}}
     events = _events(model, slots) if keep_events else []
     return Prediction(
@@ -453,12 +453,14 @@ class _Sms:
     """SMs that start the next CTA of a launch as soon as they have room.
 
     CTAs on one SM slow each other down. The oldest runs as if alone; each younger one gets the additional throughput
-    that one more CTA brings. So the CTAs of an SM end one after the other. Others leave before the main loop, after
-    ``leaves`` clocks.
+    that one more CTA brings. So the CTAs of an SM end one after the other. With ``even``, and if all CTAs start at
+    once, they share the throughput evenly and end together. Others leave before the main loop, after ``leaves`` clocks.
     """
 
-    def __init__(self, rounds: Sequence[int], times: Sequence[_Time], sms: int, leaves: float = 0.0) -> None:
-        self.ahead, self.leaves = list(reversed(rounds)), leaves
+    def __init__(
+        self, rounds: Sequence[int], times: Sequence[_Time], sms: int, leaves: float = 0.0, *, even: bool = False
+    ) -> None:
+        self.ahead, self.leaves, self.even = list(reversed(rounds)), leaves, even and len(rounds) <= sms * len(times)
         self.times = times
         self.resident: list[dict[int, float]] = [{} for _ in range(sms)]  # the unfinished share of each CTA
         self.rounds: dict[int, int] = {}
@@ -480,7 +482,10 @@ class _Sms:
         rounds = self.rounds[cta]
         if rounds == _LEAVES:
             return max(self.leaves, 1.0)
-        older = sum(other < cta and self.rounds[other] != _LEAVES for other in self.resident[sm])
+        others = [other for other in self.resident[sm] if self.rounds[other] != _LEAVES]
+        if self.even:
+            return self.times[len(others) - 1].of(rounds)
+        older = sum(other < cta for other in others)
         rate = self.rate(older + 1, rounds) - self.rate(older, rounds)
         return 1 / max(rate, _LEAST * self.rate(1, rounds))
 

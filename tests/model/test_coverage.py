@@ -231,3 +231,15 @@ def test_what_remains_of_an_unrolled_loop() -> None:
     known = {n: counts.get(n) for n in range(len(function.blocks))}
     found = block_counts.of_copies(function, {10: 4, **dict.fromkeys(range(20, 26), 8), 40: 4}, known)
     assert {size: found[lines[size]] for size in (21, 10, 5)} == {21: 0, 10: 4, 5: 0}
+
+
+def test_ctas_that_start_at_once_share_an_sm_evenly(h100: Chip) -> None:
+    """Without products, eight CTAs of an SM take what the simulator says, not what older ones first would."""
+    function = of_lines([(10, Op("MOV R1, RZ")), *looped(20, 16, ".L_x_1"), (30, Op("EXIT"))])
+    recording = roles.recording(function, Launch({10: 4, 20: 400, 30: 4}, 1, 0), 128)
+    model = kernel_model.build(h100, function, 128, 8, loop=recording.loop, warps=4, recording=recording)
+    sms = int(h100["sms"])
+    whole, more = (predict.predict(model, [100] * n) for n in (8 * sms, 8 * sms + 1))
+    least = h100["launch_clocks"] + 8 * (whole.overhead_clocks / 8 + 100 * whole.sm_round_clocks)
+    assert whole.clocks == pytest.approx(least, rel=0.05)
+    assert more.clocks > whole.clocks
