@@ -127,7 +127,7 @@ def of_copies(function: Function, executed: Mapping[int, int], counts: Mapping[i
 
     ptxas unrolls a loop: a round of it has n copies of the statements, and blocks behind it have fewer, for the rounds
     that remain. The block with the most copies comes first and takes all rounds that it can. Of arms with the same
-    statements, the first one takes all.
+    statements, the first one takes all. Which of two loops with as many copies ran, nobody knows.
     """
     starts = sorted(executed)
     copies = {
@@ -168,8 +168,12 @@ def _shared_out(
     if not entered or executed < 0:
         return {}
     found, left = dict[int, int](), executed
+    looped = {n for loop in function.loops if first not in loop.blocks for n in loop.blocks}
+    rounds = [each for n, each in copies.items() if n in looped]
+    if len(set(rounds)) < len(rounds):
+        return {}
     for n, each in sorted(copies.items(), key=lambda one: -one[1]):
-        repeats = any(n in loop.blocks and first not in loop.blocks for loop in function.loops)
+        repeats = n in looped
         passes = left / entered / each
         whole = math.floor(passes) if repeats or each > 1 else passes
         found[n] = round(entered * (whole if repeats else min(whole, 1.0)))

@@ -465,11 +465,12 @@ def test_what_l2_loses_comes_from_dram_again(tmp_path: Path, capsys: pytest.Capt
     assert lost["bound"] == "dram"
     held = twice(tmp_path, capsys, 64 * KIB, apart=64 * KIB)
     assert held["reread_bytes"] == 0
-    # Four times the bytes take four times as long, but for what the SMs add; a launch takes 2.1 us.
+    # Four times the bytes take four times as long, but for what the SMs add, whose loads wait for L2 where L1 has lost
+    # what the CTA reads again; a launch takes 2.1 us.
     chip = chips.load("rtx5090")
     alone = (CTAS * (64 * KIB + KIB)) / chip["dram_gbs"] / 1e3 + chip["launch_clocks"] / chip["mhz"]
     again = (CTAS * (256 * KIB + KIB)) / chip["dram_gbs"] / 1e3 + chip["launch_clocks"] / chip["mhz"]
-    assert alone < held["microseconds"] < 1.3 * alone
+    assert alone < held["microseconds"] < 1.6 * alone
     assert again < lost["microseconds"] < 1.1 * again
     few = twice(tmp_path, capsys, 128 * KIB, apart=128 * KIB, ctas=510)  # 64 MiB on the whole chip
     assert few["reread_bytes"] == 0
