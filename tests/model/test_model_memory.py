@@ -471,7 +471,7 @@ def test_what_l2_loses_comes_from_dram_again(tmp_path: Path, capsys: pytest.Capt
     alone = (CTAS * (64 * KIB + KIB)) / chip["dram_gbs"] / 1e3 + chip["launch_clocks"] / chip["mhz"]
     again = (CTAS * (256 * KIB + KIB)) / chip["dram_gbs"] / 1e3 + chip["launch_clocks"] / chip["mhz"]
     assert alone < held["microseconds"] < 1.6 * alone
-    assert again < lost["microseconds"] < 1.1 * again
+    assert again < lost["microseconds"] < 1.15 * again
     few = twice(tmp_path, capsys, 128 * KIB, apart=128 * KIB, ctas=510)  # 64 MiB on the whole chip
     assert few["reread_bytes"] == 0
 
