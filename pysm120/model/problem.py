@@ -24,7 +24,10 @@ _SUM_BYTES = 4  # of an element of the sums of dQ
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Attention of equal lengths of queries and keys; ``kv_heads`` is 0 if there are as many as heads."""
+    """Attention of ``rows`` queries and keys; ``kv_heads`` is 0 if there are as many as heads.
+
+    ``queries``: the rows of queries, if they are not as many and the call is not causal; else 0.
+    """
 
     batch: int
     rows: int
@@ -32,6 +35,12 @@ class Problem:
     head_dim: int
     causal: bool = False
     kv_heads: int = 0
+    queries: int = 0
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of queries."""
+        return self.queries or self.rows
 
     @property
     def groups(self) -> int:
@@ -41,7 +50,7 @@ class Problem:
     @property
     def flops(self) -> float:
         """Multiplications and additions of both products; a causal mask leaves half of them."""
-        pairs = self.rows * (self.rows + 1) / 2 if self.causal else self.rows**2
+        pairs = self.rows * (self.rows + 1) / 2 if self.causal else self.q_rows * self.rows
         return 4.0 * self.batch * self.heads * pairs * self.head_dim
 
     @property
@@ -55,7 +64,8 @@ class Problem:
 
     def tensor_bytes(self, kernel: Builtin) -> float:
         """Return the bytes of all tensors: q, k, v and o, which is in 16 bits; backward q, k, v, dout, dk, dv, sums."""
-        q, kv = (self.batch * heads * self.rows * self.head_dim for heads in (self.heads, self.groups))
+        q = self.batch * self.heads * self.q_rows * self.head_dim
+        kv = self.batch * self.groups * self.rows * self.head_dim
         if kernel.operation == BACKWARD:
             return 2.0 * (2 * q + 4 * kv) + 2 * _SUM_BYTES * q  # the sums of dQ are read and written
         of_q, of_v, of_o = _BYTES.get(kernel.precision, _BYTES_OF_16_BITS)
@@ -70,7 +80,7 @@ class Problem:
         kernel's record.
         """
         q_rows, kv_rows = tile_of(kernel)
-        q_tiles, kv_tiles = -(-self.rows // q_rows), -(-self.rows // kv_rows)
+        q_tiles, kv_tiles = -(-self.q_rows // q_rows), -(-self.rows // kv_rows)
         if kernel.operation == BACKWARD:
             heads, share = self.batch * self.groups, self.heads // self.groups
             one = [share * (q_tiles - (tile * kv_rows // q_rows if self.causal else 0)) for tile in range(kv_tiles)]

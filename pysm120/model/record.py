@@ -25,6 +25,7 @@ from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 from pysm120.runtime.module import Builtin, Kernel, builtin_image, builtin_index
 
 ROWS = 2048  # most rows of a recorded problem
+KEYS = 16384  # and most rows of keys, if it is not causal: a warp rescales the more rarely, the more keys it has seen
 _STEP = 128  # the shorter problem has fewer rows by a multiple of this
 _ROUNDS = 10  # fewest rounds in which hand-overs are recorded; a ring is used twice at least
 _VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
@@ -115,12 +116,14 @@ def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
 def recording(function: sass.Function, ptx: str, threads: int, problem: Problem, of_kernel: Builtin) -> Recording:
     """Record a kernel of attention with its problem, cut to one head and few rows, and with a shorter one.
 
+    Both have all keys of the problem, or half of them, because not all that a warp does in a round grows with rounds.
     ``function`` has the lines of ``ptx``; ``of_kernel`` is the record of this version of the kernel.
     """
     kernel = _Kernel(of_kernel, ptx)
-    longest = problem.rows if problem.rows <= ROWS else ROWS - ROWS % _STEP + problem.rows % _STEP
+    is_square = problem.causal or of_kernel.operation == BACKWARD
+    longest, most = (_cut(problem.rows, most) for most in (ROWS if is_square else KEYS, ROWS))
     shorter = longest - _STEP * max(1, longest // _STEP // 2)
-    of = Problem(1, problem.rows, 1, problem.head_dim, problem.causal)
+    of = Problem(1, longest, 1, problem.head_dim, problem.causal, queries=most if longest > most else 0)
     launches = [kernel.count(dataclasses.replace(of, rows=rows)) for rows in (shorter, longest) if rows > 0]
     found = Recording(function, launches, compute_warps(threads))
     if any(one.is_copy for one in function.instructions):
@@ -129,6 +132,11 @@ def recording(function: sass.Function, ptx: str, threads: int, problem: Problem,
         except NotUnderstoodError as error:
             found.why_not = str(error)
     return found
+
+
+def _cut(rows: int, most: int) -> int:
+    """Return about so many rows at most, of which a last tile of keys has as many as of all rows."""
+    return rows if rows <= most else most - most % _STEP + rows % _STEP
 
 
 def count(of_kernel: Builtin, ptx: str, problem: Problem) -> Launch:

@@ -44,11 +44,14 @@ class Attention:
         self._shared = kernel.shared_bytes
         shared = constants()
         dtype = np.dtype(ml_dtypes.bfloat16 if kernel.precision == "bf16" else np.float16)
-        shape = problem.batch, problem.heads, problem.rows, problem.head_dim
+        shape, *keys = (
+            (problem.batch, problem.heads, rows, problem.head_dim)
+            for rows in (problem.q_rows, problem.rows, problem.rows)
+        )
         rng = np.random.default_rng(1)
-        arrays = [device.array(_normal(rng, shape).astype(dtype)) for _ in range(3)]
+        arrays = [device.array(_normal(rng, one).astype(dtype)) for one in (shape, *keys)]
         self.out = device.empty(shape, dtype)
-        tiles = -(-problem.rows // kernel.q_rows)
+        tiles = -(-problem.q_rows // kernel.q_rows)
         step = problem.head_dim * dtype.itemsize
         boxes = (kernel.q_rows, kernel.kv_rows, kernel.kv_rows)
         values: dict[str, Any] = {
@@ -58,13 +61,13 @@ class Attention:
         values |= {
             "o": self.out,
             "lse": np.uint64(0),
-            "o_batch_stride": np.int64(problem.heads * problem.rows * step),
-            "o_head_stride": np.int64(problem.rows * step),
+            "o_batch_stride": np.int64(problem.heads * problem.q_rows * step),
+            "o_head_stride": np.int64(problem.q_rows * step),
             "o_row_stride": np.int64(step),
             "broadcast": np.uint32(0),
             "heads": np.uint32(problem.heads),
             "kv_heads": np.uint32(problem.heads),
-            "q_rows": np.uint32(problem.rows),
+            "q_rows": np.uint32(problem.q_rows),
             "kv_rows": np.uint32(problem.rows),
             "head_dim": np.uint32(problem.head_dim),
             "q_tiles": np.uint32(tiles),
@@ -100,8 +103,8 @@ def of_library(device: Device, kernel: Builtin, problem: Problem) -> tuple[Kerne
         raise InvalidArgumentError(message)
     dtype = np.dtype(np.float16 if kernel.precision in {"f16", "mxfp8", "mxfp8_f16"} else ml_dtypes.bfloat16)
     dtype = np.dtype(ml_dtypes.float8_e4m3fn) if kernel.precision == "fp8" else dtype
-    rng, shape = np.random.default_rng(1), (problem.batch, problem.rows, problem.heads, problem.head_dim)
-    keys = (*shape[:2], problem.groups, shape[3])
+    rng, shape = np.random.default_rng(1), (problem.batch, problem.q_rows, problem.heads, problem.head_dim)
+    keys = (problem.batch, problem.rows, problem.groups, problem.head_dim)
     q, k, v = (device.array(_normal(rng, one).astype(dtype)) for one in (shape, keys, keys))
     # kv_lengths makes the library use the kernel with features, although all lengths are full.
     lengths = device.array(np.full(problem.batch, problem.rows, np.int32)) if kernel.features else None
