@@ -68,7 +68,7 @@ def access(one: Instruction) -> Access:
         if _PREDICATE.fullmatch(operand):
             continue
         if "[" in operand:
-            sources.append(Slot(_of_address(operand), is_address=True))
+            sources.append(Slot(_of_address(operand, is_wide=one.opcode.startswith("CCTL.E")), is_address=True))
         else:
             sources.append(Slot(_run(operand, _source_width(one.opcode, len(sources)))))
     return Access(writes, tuple(sources))
@@ -83,7 +83,8 @@ def _run(operand: str, width: int) -> tuple[str, ...]:
     return tuple(f"{found[1]}{int(found[2]) + i}" for i in range(wide))
 
 
-def _of_address(operand: str) -> tuple[str, ...]:
+def _of_address(operand: str, *, is_wide: bool) -> tuple[str, ...]:
+    """Return the registers of an address; CCTL.E has 64 bits in two registers without a mark."""
     found = []
     rest = operand
     if operand.startswith(("desc[", "gdesc[")):
@@ -91,7 +92,7 @@ def _of_address(operand: str) -> tuple[str, ...]:
         found += [*_run(descriptor.partition("[")[2], 2)]
     wide = ".64" in rest
     for kind, number, mark in _IN_ADDRESS.findall(rest):
-        width = 2 if mark or (wide and kind == "UR") else 1
+        width = 2 if mark or is_wide or (wide and kind == "UR") else 1
         found += [f"{kind}{int(number) + i}" for i in range(width)]
     return tuple(found)
 

@@ -302,6 +302,7 @@ static sm120_status run(sm120_device *handle, const sm120_kv_cache_append_args *
     status = status == SM120_OK ? check_places(device, &copy) : status;
     const char *const operation = is_gather ? "kv_cache_gather" : "kv_cache_append";
     status = status == SM120_OK ? prepare(device, operation, args, &copy, &prepared) : status;
+    prepared.launch.is_early = !is_gather;
     status = status == SM120_OK ? launch_start(prepared.kernel, &prepared.launch) : status;
     return device_leave(device, status);
 }

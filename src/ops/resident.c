@@ -3,7 +3,8 @@
 
 enum {
     RESERVED_SHARED = 1024, /* of each CTA, by the driver */
-    REGISTER_STEP = 8
+    REGISTER_STEP = 8,
+    SHARED_STEP = 128
 };
 
 int64_t resident_ctas(const struct device *device, const struct kernel_record *record, uint32_t shared_bytes) {
@@ -20,4 +21,18 @@ int64_t resident_ctas(const struct device *device, const struct kernel_record *r
         ctas = limits[i] < ctas ? limits[i] : ctas;
     }
     return ctas > 0 ? ctas : 1;
+}
+
+/* Where the launch in front still holds some multiprocessors, CTAs would share the others while those stay empty.
+ * Virtual devices report accesses behind record->shared. */
+uint32_t even_shared(const struct device *device, const struct kernel_record *record, int64_t ctas) {
+    const sm120_device_info *const info = &device->info;
+    const int64_t each = (ctas + info->multiprocessors - 1) / info->multiprocessors;
+    if (info->is_virtual != 0 || each >= resident_ctas(device, record, record->shared)) {
+        return record->shared;
+    }
+    /* one more than `each` do not fit */
+    const int64_t least = info->shared_bytes_per_multiprocessor / (each + 1) + 1 - RESERVED_SHARED;
+    const int64_t bytes = (least + SHARED_STEP - 1) / SHARED_STEP * SHARED_STEP;
+    return bytes < record->shared || bytes > info->shared_bytes_per_block ? record->shared : (uint32_t)bytes;
 }

@@ -155,6 +155,27 @@ def test_sizes(device: pysm120.Device, rng: np.random.Generator, columns: int, r
     check_merged(device, outs, lses, None, "float32")
 
 
+@pytest.mark.virtual
+@pytest.mark.parametrize("states", [3, 8, 9, 40])
+def test_bits_do_not_depend_on_the_number_of_rows(
+    device: pysm120.Device, rng: np.random.Generator, states: int
+) -> None:
+    """Few rows have a CTA each, many a warp each; both add up in the same order."""
+    rows = 8 * device.info.multiprocessors + 1
+    outs = rng.standard_normal((states, 1, rows, 1, 20)).astype(np.float32)
+    lses = rng.standard_normal((states, 1, 1, rows)).astype(np.float32)
+    with device.profile() as many:
+        out, lse = pysm120.merge_states(*(device.array(x) for x in (outs, lses)))
+    with device.profile() as few:
+        first, first_lse = pysm120.merge_states(device.array(outs[:, :, :5]), device.array(lses[..., :5].copy()))
+    assert [{x.kernel for x in profile.statements} for profile in (many, few)] == [
+        {"merge_states_f32_w1"},
+        {"merge_states_f32_w8"},
+    ]
+    assert out.numpy()[:, :5].tobytes() == first.numpy().tobytes()
+    assert lse.numpy()[..., :5].tobytes() == first_lse.numpy().tobytes()
+
+
 @pytest.mark.parametrize("size", [0.0, 80.0, 1e4, -1e4])
 def test_large_lses(device: pysm120.Device, rng: np.random.Generator, size: float) -> None:
     """Sums far outside the range of exp."""

@@ -47,6 +47,15 @@ def prefetch(w: Writer, _: Match) -> None:
     w.always(f"@{_once(w)} prefetch.tensormap [{described}]")
 
 
+def prefetch_line(w: Writer, _: Match) -> None:
+    """CCTL.E.PF2 [a+n]: ask for a line in the L2."""
+    (a,) = w.one.operands
+    found = re.fullmatch(r"\[(R\d+)(?:\+(-?0x[0-9a-f]+))?\]", a)
+    if found is None:
+        raise w.unknown(f"address {a}")
+    w.emit(f"prefetch.global.L2 {of.Address(of.pair(w, found[1]), int(found[2] or '0', 16))}")
+
+
 def next_work(w: Writer, _: Match) -> None:
     """UGETNEXTWORKID.SELFCAST [to], [mbarrier]: ask for the CTA that this one may run next."""
     a, b = w.one.operands
@@ -136,6 +145,7 @@ HANDLERS = {
     r"UBLKCP\.S\.G": bulk,
     r"UTMALDG\.4D": tensor,
     r"UTMACCTL\.PF": prefetch,
+    r"CCTL\.E\.PF2": prefetch_line,
     r"UGETNEXTWORKID\.SELFCAST": next_work,
     r"LDGSTS\.E\.BYPASS\.LTC128B\.128(?P<fill>\.ZFILL)?": of_lanes,
     r"LDGDEPBAR": commit,

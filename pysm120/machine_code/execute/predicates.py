@@ -35,16 +35,17 @@ def combine(w: Writer, _: Match) -> None:
         w.emit(f"setp.ne.u32 {of.written(w, target)}, {word}, 0")
 
 
-def to_register(w: Writer, _: Match) -> None:
-    """P2R d, PR, RZ, mask: the predicates of the mask, one bit each."""
+def to_register(w: Writer, m: Match) -> None:
+    """P2R d, PR, RZ, mask: the predicates of the mask, one bit each; UP2UR: the uniform ones."""
     d, which, a, mask = w.one.operands
-    if (which, a) != ("PR", "RZ"):
+    kind = m["uniform"] or ""
+    if (which, a) != (f"{kind}PR", f"{kind}RZ"):
         raise w.unknown("operands")
     total, bit = w.temporary(), w.temporary()
     w.emit(f"mov.b32 {total}, 0")
     for i in range(_PREDICATES):
         if of.number(w, mask) >> i & 1:
-            w.emit(f"selp.b32 {bit}, {1 << i}, 0, P{i}", f"or.b32 {total}, {total}, {bit}")
+            w.emit(f"selp.b32 {bit}, {1 << i}, 0, {kind}P{i}", f"or.b32 {total}, {total}, {bit}")
     w.emit(f"mov.b32 {of.destination(w, d)}, {total}")
 
 
@@ -62,6 +63,6 @@ def of_register(w: Writer, _: Match) -> None:
 HANDLERS = {
     r"U?ISETP\.(?P<comparison>EQ|NE|LT|LE|GT|GE)(?P<type>\.(?:U32|U64|S64))?\.(?P<with>AND|OR)": compare,
     r"U?PLOP3\.LUT": combine,
-    r"P2R": to_register,
+    r"P2R|(?P<uniform>U)P2UR": to_register,
     r"R2P": of_register,
 }

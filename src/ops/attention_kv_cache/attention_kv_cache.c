@@ -6,6 +6,7 @@
 #include "generated/constants.h"
 #include "ops/copy_rows.h"
 #include "ops/divisor.h"
+#include "ops/resident.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
@@ -159,12 +160,20 @@ static struct attention_kv_cache_narrow_parameters values_of(const struct cached
 static sm120_status prepare(struct device *device, const struct cached *call, sm120_address workspace,
                             struct cached_launch *prepared) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
+    const struct kernel_record *const record = kernel_records + call->kernel;
     prepared->values = values_of(call, workspace);
+    /* CTAs of several row tiles read the same keys: they begin together, so that all but one find them in the L2. */
+    const bool is_early = call->row_tiles == 1;
+    const int64_t at_once = device->info.multiprocessors * resident_ctas(device, record, record->shared);
+    prepared->values.early_ctas = is_early ? (uint32_t)at_once : 0;
     sm120_status status =
         launch_of(&prepared->pointers, ARGUMENTS(&prepared->values), (uint32_t)(args->kv_heads * call->row_tiles),
-                  kernel_records + call->kernel, args->stream, &prepared->launch);
+                  record, args->stream, &prepared->launch);
     prepared->launch.grid[1] = (uint32_t)call->splits;
     prepared->launch.grid[2] = (uint32_t)args->batch;
+    prepared->launch.is_early = is_early;
+    prepared->launch.shared_bytes =
+        even_shared(device, record, args->kv_heads * call->row_tiles * call->splits * args->batch);
     status = status == SM120_OK ? builtin_load(device, call->kernel, &prepared->kernel) : status;
     status = status == SM120_OK ? launch_check(prepared->kernel, &prepared->launch) : status;
     if (status != SM120_OK || call->splits == 1) {
