@@ -91,13 +91,13 @@ def fp8(x: Floats, axis: int = -1) -> Floats:
 
 
 def weights_e4m3(p: Floats) -> Floats:
-    """Round weights to e4m3, the highest of a row at 2^8."""
-    return e4m3(p * 256) / 256
+    """Round weights to e4m3, the highest of a row at 2^7."""
+    return e4m3(p * 128) / 128
 
 
 def weights_nvfp4(p: Floats) -> Floats:
-    """Round weights to e2m1 with an e4m3 scale for 16 keys, the highest of a row at 6 * 2^8."""
-    return nvfp4(p * (E2M1_MAX * 256)) / (E2M1_MAX * 256)
+    """Round weights to e2m1 with an e4m3 scale for 16 keys, the highest of a row at 6 * 2^7."""
+    return nvfp4(p * (E2M1_MAX * 128)) / (E2M1_MAX * 128)
 
 
 class Combination(NamedTuple):

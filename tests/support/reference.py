@@ -145,9 +145,12 @@ def nvfp4_keys(x: Array, axis: int) -> Array:
     return nvfp4(x, axis, NV_ORDER)
 
 
+TOP, P_LIMIT = 7, 464.0  # log2 of a row's largest P when its bias follows; what e4m3 would round beyond 448
+
+
 def e4m3_weights(x: Array) -> Array:
-    """P in e4m3 of scores in units of log2 below the largest one, whose P is 2^8."""
-    rounded: Array = np.exp2(x + 8).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    """P in e4m3 of scores in units of log2 below the largest one, whose P is 2^7."""
+    rounded: Array = np.exp2(x + TOP).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
     return rounded
 
 
@@ -158,7 +161,7 @@ def nvfp4_weights(x: Array) -> Array:
     tile[..., :keys] = x
     blocks = tile[..., NV_ORDER].reshape(*x.shape[:-1], -1, NV_BLOCK)
     most = blocks.max(-1, keepdims=True)
-    scale = np.exp2(most + 8).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    scale = np.exp2(most + TOP).astype(np.float32).astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
     elements = 6 * np.exp2(blocks - np.where(np.isneginf(most), 0, most))
     p = np.clip(elements, 0, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64) * scale / 6
     result = np.empty(tile.shape)
@@ -173,19 +176,18 @@ def as_given(x: Array, axis: int) -> Array:
 
 
 class Rounding(NamedTuple):
-    """How a kernel with scaled blocks rounds: q and k, v, and P; and the P that is too large, if the largest is 2^8."""
+    """How a kernel with scaled blocks rounds: q and k, v, and P."""
 
     scores: Callable[[Array, int], Array]
     values: Callable[[Array, int], Array]
     weights: Callable[[Array], Array]
-    limit: float
 
 
 ROUNDINGS = {
-    "mxfp8": Rounding(mx, mx, e4m3_weights, 368),  # the smallest value that rounds to 384
-    "nvfp4": Rounding(nvfp4, nvfp4_keys, nvfp4_weights, 464),  # what e4m3 would round beyond 448
-    "nvfp4_mxfp8": Rounding(nvfp4, mx, e4m3_weights, 368),
-    "fp8": Rounding(as_given, as_given, e4m3_weights, 368),
+    "mxfp8": Rounding(mx, mx, e4m3_weights),
+    "nvfp4": Rounding(nvfp4, nvfp4_keys, nvfp4_weights),
+    "nvfp4_mxfp8": Rounding(nvfp4, mx, e4m3_weights),
+    "fp8": Rounding(as_given, as_given, e4m3_weights),
 }
 
 
@@ -205,13 +207,13 @@ def attention_scaled(
 
     is_packed: q and k hold values that were rounded already.
 
-    P = 2^x, x = S log2(e) scale + bias. If a P of 16 rows would pass the limit, the bias of all 16 rows changes so that
-    the largest score so far gets 2^8. Groups of warps visit tiles in turn, each with its own bias and sums, which are
-    added up at the largest score. Exponents and sums are float64: the difference from the kernel's float32 and the
+    P = 2^x, x = S log2(e) scale + bias. If a P of 16 rows would pass P_LIMIT, the bias of all 16 rows changes so that
+    the largest score so far gets 2^TOP. Once a |bias| of the 16 is above 2^16, bias follows in every tile. Groups of
+    warps visit tiles in turn, each with its own bias and sums, which are added up at the largest score. Exponents and sums are float64: the difference from the kernel's float32 and the
     tensor core's 25 bits is far below the step of P.
     """
-    heads, warp_rows, top = q.shape[2], 16, 8
-    of_scores, of_values, weights, limit = ROUNDINGS[precision]
+    heads, warp_rows = q.shape[2], 16
+    of_scores, of_values, weights = ROUNDINGS[precision]
     of_scores = as_given if is_packed else of_scores
     q, k, v = of_scores(q, -1), repeat_heads(of_scores(k, -1), heads), repeat_heads(of_values(v, 1), heads)
     seen = visible(q.shape[1], k.shape[1], causal)
@@ -224,14 +226,15 @@ def attention_scaled(
         return np.where(np.isneginf(before), 0, np.exp2((before - after) * factor))
 
     def run_group(group: int) -> tuple[Array, Array, Array]:
-        used = np.full(rows, -np.inf)  # the score with P = 2^top
+        used = np.full(rows, -np.inf)  # the score with P = 2^TOP
         total = np.zeros(rows)
         o = np.zeros((*rows, v.shape[-1]))
         for first in range(group * tile, k.shape[1], key_groups * tile):
             s = s_all[..., first : first + tile]
             highest = np.maximum(used, s.max(-1))
-            passed = (highest - used) * factor + top >= np.log2(limit)
+            passed = (highest - used) * factor + TOP > np.log2(P_LIMIT)
             passed |= np.isneginf(used) & ~np.isneginf(highest)
+            passed |= ~np.isneginf(used) & (np.abs(used * factor - TOP) > 2.0**16)
             follows = passed.copy()
             for row in range(0, rows[2], warp_rows):
                 follows[..., row : row + warp_rows] = passed[..., row : row + warp_rows].any(-1, keepdims=True)
@@ -248,7 +251,7 @@ def attention_scaled(
         total = np.sum([one[1] * from_to(one[0], used) for one in groups], axis=0)
         o = np.sum([one[2] * from_to(one[0], used)[..., None] for one in groups], axis=0)
         o = np.where(total[..., None] > 0, o / total[..., None], 0)
-        lse = (np.log2(total) - top + np.where(np.isneginf(used), 0, used) * factor) * np.log(2)
+        lse = (np.log2(total) - TOP + np.where(np.isneginf(used), 0, used) * factor) * np.log(2)
     return np.moveaxis(o, 1, 2), lse
 
 
