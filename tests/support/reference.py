@@ -209,8 +209,8 @@ def attention_scaled(
 
     P = 2^x, x = S log2(e) scale + bias. If a P of 16 rows would pass P_LIMIT, the bias of all 16 rows changes so that
     the largest score so far gets 2^TOP. Once a |bias| of the 16 is above 2^16, bias follows in every tile. Groups of
-    warps visit tiles in turn, each with its own bias and sums, which are added up at the largest score. Exponents and sums are float64: the difference from the kernel's float32 and the
-    tensor core's 25 bits is far below the step of P.
+    warps visit tiles in turn, each with its own bias and sums, which are added up at the largest score. Exponents and
+    sums are float64: the difference from the kernel's float32 and the tensor core's 25 bits is far below the step of P.
     """
     heads, warp_rows = q.shape[2], 16
     of_scores, of_values, weights = ROUNDINGS[precision]
