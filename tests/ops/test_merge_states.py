@@ -28,9 +28,10 @@ def fill(args: Any, memory: int) -> None:
 
 
 def launch(device: pysm120.Device) -> None:
-    """Every dtype."""
-    for dtype in (np.float32, *DTYPES.values()):
-        pysm120.merge_states(np.ones((2, 1, 3, 1, 8), dtype), np.zeros((2, 1, 1, 3), np.float32), device=device)
+    """Every dtype, with a warp for each row and with a CTA."""
+    for dtype, states in itertools.product((np.float32, *DTYPES.values()), (2, 3)):
+        outs = np.ones((states, 1, 3, 1, 8), dtype)
+        pysm120.merge_states(outs, np.zeros((states, 1, 1, 3), np.float32), device=device)
 
 
 def recorded() -> Iterator[Recorded]:
