@@ -296,14 +296,16 @@ def rotations(bench: Bench) -> Outcomes:
 
 
 def merges(bench: Bench) -> Outcomes:
-    """Merge two halves of the keys."""
-    for dtype, bound in ((F32, 2e-3), (F16, 2e-3), (BF16, 8e-3)):
+    """Merge two and three parts of the keys."""
+    for (dtype, bound), edges in itertools.product(((F32, 2e-3), (F16, 2e-3), (BF16, 8e-3)), ((33,), (33, 60))):
         q, k, v = qkv(bench, (1, 40, 2, 64), 90, 1, F32)
-        halves = [reference.attention(q, k[:, s], v[:, s]) for s in (slice(0, 33), slice(33, 90))]
-        outs, lses = (np.stack(x) for x in zip(*halves, strict=True))
+        ranges = itertools.pairwise((0, *edges, 90))
+        parts = [reference.attention(q, k[:, first:end], v[:, first:end]) for first, end in ranges]
+        outs, lses = (np.stack(x) for x in zip(*parts, strict=True))
         got = merge_states(bench.put(outs.astype(dtype)), bench.put(lses.astype(F32)))
         merged = got[0] if isinstance(got, tuple) else got
-        yield bench.outcome(np.dtype(dtype).name, merged, reference.attention(q, k, v)[0], bound)
+        label = f"{np.dtype(dtype).name}, {len(parts)} parts"
+        yield bench.outcome(label, merged, reference.attention(q, k, v)[0], bound)
 
 
 def quantization(bench: Bench) -> Outcomes:
