@@ -3,34 +3,39 @@
 
 #include <inttypes.h>
 
-#include "generated/constants.h"
 #include "ops/attention/attention.h"
+#include "ops/resident.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 #include "runtime/places.h"
 
-enum {
-    GRID_MAX = 65535, /* of the dimensions y and z of a grid */
-    ROWS_OF_SM = 8    /* CTAs of merge_states_w8 that a multiprocessor has at once */
-};
+enum { GRID_MAX = 65535 }; /* of the dimensions y and z of a grid */
 
-/* How the warps share rows. The bits do not depend on it. Where the chip has room for all rows at once, a CTA for each
- * row waits for memory once for 64 states, and a warp once for 8. */
-static const char *config_of(const struct device *device, const struct states *states) {
+/* Find the kernel. The bits do not depend on it. Where the chip has room for all rows at once, a CTA for each row waits
+ * for memory once for 64 states, and a warp once for 8. */
+static sm120_status find_kernel(const struct device *device, const struct states *states, uint32_t *index) {
+    struct kernel_record wanted = {.operation = "merge_states", .dtype = states->outs.dtype, .config = "w8"};
     const struct shape *const shape = &states->shape;
     const int64_t rows = shape->batch * shape->heads * shape->rows;
-    const bool has_room = rows <= (int64_t)ROWS_OF_SM * device->info.multiprocessors;
-    return states->states > 2 && has_room ? "w8" : "w1";
+    const sm120_status status = builtin_find(&wanted, index);
+    if (status != SM120_OK) {
+        return status;
+    }
+    const struct kernel_record *const record = kernel_records + *index;
+    const int64_t room = device->info.multiprocessors * resident_ctas(device, record, record->shared);
+    if (states->states > 2 && rows <= room) {
+        return SM120_OK;
+    }
+    wanted.config = "w1";
+    return builtin_find(&wanted, index);
 }
 
 sm120_status merge_prepare(struct device *device, const struct states *states, sm120_stream stream,
                            struct merge_launch *merge) {
-    const struct kernel_record wanted = {
-        .operation = "merge_states", .dtype = states->outs.dtype, .config = config_of(device, states)};
     const struct shape *const shape = &states->shape;
     const int64_t lse_head_stride = 4 * shape->rows, lse_batch_stride = lse_head_stride * shape->heads;
     uint32_t index;
-    sm120_status status = builtin_find(&wanted, &index);
+    sm120_status status = find_kernel(device, states, &index);
     if (status != SM120_OK) {
         return status;
     }

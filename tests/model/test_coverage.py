@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from sass_text import Op, listing
+from sass_text import Op, of_lines
 
 from pysm120 import __main__
 from pysm120.machine_code import sass
@@ -78,14 +78,6 @@ around:
 @pytest.fixture(scope="module")
 def h100() -> Chip:
     return chips.load("h100")
-
-
-def of_lines(code: list[tuple[int, Op]]) -> sass.Function:
-    """Return a kernel of instructions with the lines of their statements."""
-    found = sass.parse(listing("k", [op for _, op in code]))["k"]
-    return sass.Function(
-        "k", [dataclasses.replace(one, line=line) for one, (line, _) in zip(found.instructions, code, strict=True)]
-    )
 
 
 def modelled(chip: Chip, function: sass.Function, launch: Launch, threads: int) -> tuple[KernelModel, list[Other]]:

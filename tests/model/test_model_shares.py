@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from sass_text import Op, listing
+from sass_text import Op, of_lines
 
 from pysm120.machine_code import sass
 from pysm120.model import chips, kernel_model, paths, predict, roles
@@ -19,14 +19,6 @@ EXP = Op("MUFU.EX2 R0, R1", writes=0)
 @pytest.fixture(scope="module")
 def h100() -> Chip:
     return chips.load("h100")
-
-
-def of_lines(code: list[tuple[int, Op]]) -> sass.Function:
-    """Return a kernel of instructions with the lines of their statements."""
-    found = sass.parse(listing("k", [op for _, op in code]))["k"]
-    return sass.Function(
-        "k", [dataclasses.replace(one, line=line) for one, (line, _) in zip(found.instructions, code, strict=True)]
-    )
 
 
 def kernel(body: list[Op]) -> sass.Function:

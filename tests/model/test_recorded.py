@@ -1,12 +1,11 @@
 """Which way warps go: what the virtual device counted, joined to machine code by lines, and what is left to rules."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sass_text import Op, listing
+from sass_text import Op, of_lines
 
 from pysm120 import Device, __main__
 from pysm120.machine_code import sass
@@ -33,14 +32,6 @@ CODE = [
     (60, Op("@P2 BRA `(.L_x_1)")),
     (70, Op("EXIT")),
 ]
-
-
-def of_lines(code: list[tuple[int, Op]]) -> sass.Function:
-    """Return a kernel of instructions with the lines of their statements."""
-    found = sass.parse(listing("k", [op for _, op in code]))["k"]
-    return sass.Function(
-        "k", [dataclasses.replace(one, line=line) for one, (line, _) in zip(found.instructions, code, strict=True)]
-    )
 
 
 def function() -> sass.Function:

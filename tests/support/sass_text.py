@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from pysm120.machine_code import sass
+
 
 @dataclasses.dataclass(frozen=True)
 class Op:
@@ -29,3 +31,11 @@ def listing(name: str, ops: list[Op]) -> str:
             f"{'':100}/* 0x{control << 41:016x} */",
         ]
     return "\n".join([*lines, ""])
+
+
+def of_lines(code: list[tuple[int, Op]]) -> sass.Function:
+    """Return a kernel of instructions with the lines of their statements."""
+    found = sass.parse(listing("k", [op for _, op in code]))["k"]
+    return sass.Function(
+        "k", [dataclasses.replace(one, line=line) for one, (line, _) in zip(found.instructions, code, strict=True)]
+    )
