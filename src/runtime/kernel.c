@@ -129,6 +129,7 @@ static sm120_status make(struct module *module, const char *entry, CUfunction fu
                               : driver_fail(module->device->driver, result, "asking for attributes of %s", entry);
     if (status == SM120_OK) {
         const int32_t used = kernel->info.static_shared_bytes;
+        atomic_init(&kernel->has_carveout, false);
         atomic_init(&kernel->dynamic_limit, used < SHARED_BYTES_DEFAULT ? (unsigned)(SHARED_BYTES_DEFAULT - used) : 0u);
         *made = kernel;
     } else {
@@ -250,6 +251,23 @@ sm120_status kernel_allow_shared(struct kernel *kernel, uint32_t shared_bytes) {
                     shared_bytes, kernel->entry, (int)used, kernel->module->device->info.name, (int)max);
     }
     return shared_bytes > atomic_load(&kernel->dynamic_limit) ? opt_in(kernel, shared_bytes) : SM120_OK;
+}
+
+/* By default a driver divides the memory of a multiprocessor between L1 and shared memory so that the CTAs of one
+ * kernel just fit. Then CTAs of the next launch, which begin before these end, would find no room. */
+sm120_status kernel_share_multiprocessors(struct kernel *kernel) {
+    enum { ALL_SHARED = 100 }; /* percent */
+    const struct driver *const driver = kernel->module->device->driver;
+    if (atomic_load(&kernel->has_carveout)) {
+        return SM120_OK;
+    }
+    const CUresult result =
+        driver->cuFuncSetAttribute(kernel->function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, ALL_SHARED);
+    if (result != CUDA_SUCCESS) {
+        return driver_fail(driver, result, "preferring shared memory to L1 for %s", kernel->entry);
+    }
+    atomic_store(&kernel->has_carveout, true);
+    return SM120_OK;
 }
 
 /* ---- use ---- */

@@ -22,4 +22,7 @@ sm120_status kernel_check_threads(const struct kernel *kernel, const char *what,
 /* Check an amount of dynamic shared memory, and opt in to it if the driver requires that. */
 sm120_status kernel_allow_shared(struct kernel *kernel, uint32_t shared_bytes);
 
+/* Let CTAs of other launches have what shared memory this kernel leaves of a multiprocessor. */
+sm120_status kernel_share_multiprocessors(struct kernel *kernel);
+
 #endif

@@ -72,6 +72,9 @@ sm120_status launch_check(struct kernel *kernel, const struct launch *launch) {
     }
     sm120_status status = kernel_check_threads(kernel, "block", launch->block[0], launch->block[1], launch->block[2]);
     status = status == SM120_OK ? kernel_allow_shared(kernel, launch->shared_bytes) : status;
+    if (status == SM120_OK && launch->is_early) {
+        status = kernel_share_multiprocessors(kernel);
+    }
     return status == SM120_OK ? check_arguments(kernel, launch) : status;
 }
 

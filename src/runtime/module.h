@@ -28,6 +28,7 @@ struct kernel {
     bool table_registers;         /* info.registers comes from the table; the device allocates none */
     struct parameter *parameters; /* info.parameters of them */
     atomic_uint dynamic_limit;    /* dynamic shared memory that the driver allows a launch so far */
+    atomic_bool has_carveout;     /* see kernel_share_multiprocessors() */
     struct kernel *next;
 };
 

@@ -39,6 +39,14 @@ CUresult virtual_cuFuncGetAttribute(int *value, CUfunction_attribute attribute, 
 }
 
 CUresult virtual_cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+    enum { CARVEOUT_OF_DRIVER = -1, CARVEOUT_MAX = 100 };
+    if (function != NULL && attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
+        /* A preference: L1 and shared memory are apart here. */
+        return value >= CARVEOUT_OF_DRIVER && value <= CARVEOUT_MAX
+                   ? CUDA_SUCCESS
+                   : fault_set(CUDA_ERROR_INVALID_VALUE, "%d percent of shared memory; expected %d to %d", value,
+                               CARVEOUT_OF_DRIVER, CARVEOUT_MAX);
+    }
     if (function == NULL || attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
         return fault_set(CUDA_ERROR_INVALID_VALUE, "attribute %d cannot be set", (int)attribute);
     }
