@@ -277,8 +277,18 @@ class Kernel:
             names = ", ".join(sorted({*stores, *loads}))
             self.missing.append(f"how many bytes {names} move is unknown: record a launch with --profile")
 
-    def check_memory(self, prediction: Prediction, *, dram_known: bool) -> None:
-        """Note what memory may need longer for than the prediction."""
+    def check_together(self, model: KernelModel, ctas: int) -> None:
+        """Note that another number of CTAs shared an L1 in the profile than on the chip."""
+        together = model.recording.launches[-1].together if model.recording else 0
+        held = min(model.slots, -(-ctas // int(self.chip["sms"])))
+        if together and together != held:
+            self.missing.append(
+                f"{together} CTAs of the profile share an L1, but an SM of the chip holds {held}: profile with "
+                f"--sm {self.chip.key},{held}"
+            )
+
+    def check_memory(self, prediction: Prediction, *, dram_known: bool, together: bool) -> None:
+        """Note what memory may need longer for than the prediction; ``together``: CTAs shared the profile's L1."""
         chip, mhz = self.chip, float(self.chip["mhz"])
         gbs = prediction.l2_bytes / prediction.clocks * mhz / 1e3
         dram, l2 = float(chip["dram_gbs"]), float(chip["l2_gbs"])
@@ -288,7 +298,8 @@ class Kernel:
                 f"moved if nothing is read twice, which takes at least {prediction.l2_bytes / dram / 1e3:,.2f} us"
             )
         moved, held = prediction.l2_bytes, prediction.dram_bytes
-        if self.file and prediction.bound == "l2" and moved > _REPEATS * held > 0 and prediction.flops == 0:
+        is_bound = prediction.bound == "l2" and prediction.flops == 0 and not together
+        if self.file and is_bound and moved > _REPEATS * held > 0:
             shared = "the CTAs of an SM share" if self.arguments.profile else "a CTA loads again"
             self.missing.append(
                 f"L2 bounds the time with {moved / held:.1f} times the bytes of --bytes: L1 may serve what {shared}, "
@@ -399,6 +410,8 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
         behind = of_keys.clocks(record, problem, chip)
         prediction = dataclasses.replace(prediction, clocks=prediction.clocks + behind)
     known = dram is not None or problem is not None or kernel.file is None
-    kernel.check_memory(prediction, dram_known=known)
+    kernel.check_together(model, len(rounds) + leaving)
+    together = bool(model.recording and model.recording.launches[-1].together)
+    kernel.check_memory(prediction, dram_known=known, together=together)
     kernel.missing = list(dict.fromkeys(kernel.missing))  # a model that was built twice lacks it once
     return Predicted(kernel, model, rounds, problem, prediction, known, of_keys)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pysm120.cli import console
 from pysm120.cli.command import Command
+from pysm120.model import chips, memory
+from pysm120.model.chips import Chip
 from pysm120.observe import program as programs
 from pysm120.observe.profile import Counts, Line, Profile
 from pysm120.runtime.errors import InvalidArgumentError
@@ -25,6 +27,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     programs.add_arguments(parser, "profile", device="virtual")
     parser.add_argument(
         "--top", metavar="N", help="show the N lines that cost the most clocks (default: all, in order)"
+    )
+    parser.add_argument(
+        "--sm", metavar="CHIP,CTAS", help="run only the CTAs of one SM of a chip, so many at once, which share its L1"
     )
     parser.add_argument("--json", metavar="FILE", help="write all counts to a file")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the hottest lines (needs matplotlib)")
@@ -107,15 +112,29 @@ def path_of(word: str | None, name: str, ending: str) -> Path | None:
     return path
 
 
+def sm_of(word: str | None) -> tuple[Chip, int] | None:
+    """Return the value of --sm: a chip, and the CTAs that one of its SMs holds."""
+    if word is None:
+        return None
+    name, _, ctas = word.rpartition(",")
+    if not name or not ctas.isdecimal() or int(ctas) == 0:
+        message = f"--sm is {word!r}, not a chip and the CTAs that one of its SMs holds such as h200,8"
+        raise InvalidArgumentError(message)
+    return chips.load(name), int(ctas)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Profile the kernel."""
     program = programs.parse(arguments, arguments.words, device="virtual")
+    sm, options = sm_of(arguments.sm), dict[str, object]()
+    if sm:
+        options = {"multiprocessors": sm[0]["sms"], "resident": sm[1], "l1": memory.unified_bytes(sm[0])}
     top = programs.number(arguments.top, "--top", 0)
     to_json = path_of(arguments.json, "--json", ".json")
     to_plot = path_of(arguments.plot, "--plot", ".png")
     if to_plot:
         from pysm120.cli import plot  # noqa: PLC0415 - matplotlib is an extra, and slow to import
-    with program.open() as launch, launch.device.profile() as p:
+    with program.open(**options) as launch, launch.device.profile() as p:
         with console.patience():
             launch.run()
         outputs = launch.outputs()
@@ -128,7 +147,11 @@ def run(arguments: argparse.Namespace) -> int:
     show_opcodes(p)
     show_lines(p, top)
     if to_json:
-        to_json.write_text(json.dumps(p.json(), indent=1) + "\n", encoding="utf-8")
+        of_sm = {}
+        if sm:
+            shared = program.shared + launch.kernel.info.static_shared_bytes
+            of_sm = {"sm": {"chip": sm[0].key, "ctas": sm[1], "l1_bytes": sm[1] * memory.l1_bytes(*sm, shared)}}
+        to_json.write_text(json.dumps({**of_sm, **p.json()}, indent=1) + "\n", encoding="utf-8")
         print(f"{to_json} has all numbers.")
     if to_plot:
         plot.hottest_lines(p, title, top or plot.LINES, to_plot)

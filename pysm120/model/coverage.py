@@ -3,6 +3,9 @@
 The recording says how often each block ran. The paths before, in and behind the main loop, and the loops beside it,
 leave out blocks that rules go around, that only some warps execute, or that a branch takes more rarely than once in
 the simulated rounds. Such blocks become parts of their own, each simulated alone, as the loops beside the main loop.
+
+A kernel without loops is one path, with all arms that any CTA took. An arm that a share of the CTAs took becomes a
+part that is taken off as often as the others went around it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,10 +63,12 @@ def of(model: KernelModel, rounds: Sequence[int], others: Sequence[Other]) -> Co
     sizes = {n: block.last - block.first for n, block in enumerate(function.blocks)}
     total = sum(count * sizes[n] for n, count in recorded.items())
     lacking = {n: count - simulated[n] for n, count in recorded.items() if count > (1 + _ALIKE) * simulated[n]}
+    if model.loop is None:
+        lacking |= {n: count - simulated[n] for n, count in recorded.items() if simulated[n] > (1 + _ALIKE) * count}
     parts = []
     for blocks in _chains(model, lacking):
         times = lacking[blocks[0]]
-        if times * sum(sizes[n] for n in blocks) >= _LEAST * total:
+        if abs(times) * sum(sizes[n] for n in blocks) >= _LEAST * total:
             parts.append(_part(model, blocks, times))
     found = sum(times * sizes[n] for n, times in simulated.items())
     found += sum(part.passes * part.model.warps * len(part.model.paths.around) for part in parts)
@@ -103,7 +108,7 @@ def _chains(model: KernelModel, lacking: Mapping[int, float]) -> list[list[int]]
         count, chain = left.pop(n), [n]
         while True:
             after = (s for s in model.function.blocks[chain[-1]].successors if s in left)
-            following = next((s for s in after if abs(left[s] - count) <= _ALIKE * count), None)
+            following = next((s for s in after if abs(left[s] - count) <= _ALIKE * abs(count)), None)
             if following is None:
                 break
             del left[following]
@@ -113,9 +118,9 @@ def _chains(model: KernelModel, lacking: Mapping[int, float]) -> list[list[int]]
 
 
 def _part(model: KernelModel, blocks: Sequence[int], count: float) -> Other:
-    """Return blocks as a part of its own, which ``count`` warps of a CTA execute."""
+    """Return blocks as a part of its own, which ``count`` warps of a CTA execute; below 0: which so many do not."""
     function = model.function
     code = [one for n in blocks for one in function.instructions[function.blocks[n].first : function.blocks[n].last]]
-    warps = min(model.warps, max(1, round(count)))
+    warps = min(model.warps, max(1, round(abs(count))))
     part = kernel_model.straight(model.chip, function, code, warps, model.slots, model.recording, repeats=True)
     return Other(code[0].address, count / warps, part)

@@ -20,10 +20,15 @@ def shared(chip: Chip) -> Chip:
     return dataclasses.replace(chip, values={**chip.values, "load_bytes_per_clock": rate})
 
 
+def unified_bytes(chip: Chip) -> int:
+    """Return the L1 and shared memory of an SM."""
+    return int(chip["shared_bytes_per_sm"]) + _L1_BESIDE
+
+
 def l1_bytes(chip: Chip, slots: int, shared_bytes: int) -> float:
     """Return the L1 that the resident CTAs of an SM, with an amount of shared memory each, leave to each of them."""
     taken = slots * (shared_bytes + int(chip["shared_bytes_reserved"]))
-    return max(0, int(chip["shared_bytes_per_sm"]) + _L1_BESIDE - taken) / slots
+    return max(0, unified_bytes(chip) - taken) / slots
 
 
 def is_streamed(l2_bytes: float, dram_bytes: float) -> bool:

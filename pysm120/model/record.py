@@ -230,6 +230,8 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         fields = ("kernel", "row", "opcode", "global_reuse", "bytes", *_COUNTS)
         rows = [{name: one[name] for name in fields} for one in document["statements"]]
+        sm = document.get("sm") or {"ctas": 0, "l1_bytes": 0}
+        together, l1_bytes = int(sm["ctas"]), float(sm["l1_bytes"])
     except OSError as error:
         message = f"--profile is {str(path)!r}: {error.strerror}"
         raise InvalidArgumentError(message) from error
@@ -246,6 +248,8 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     of_kernel = [row["bytes"] for row in rows if row["kernel"] == function.name]
     copied = sum(int(counts.get(path, 0)) for counts in of_kernel for path in _BULK) / ctas
     launch = Launch(executed, ctas, 0, banks, sectors, reuse_of(statements, function.name), copied)
+    if together:
+        launch = launch._replace(l1_bytes=l1_bytes / together, together=together)
     return roles.recording(function, launch, threads)
 
 

@@ -22,7 +22,7 @@ from pysm120.observe.profile import REUSE_RATIO, Counts, Statement, total
 from pysm120.runtime.errors import InvalidArgumentError
 
 SECTOR_BYTES = 32
-PROFILED_L1 = 32 * 1024  # of each CTA on the virtual device
+PROFILED_L1 = 32 * 1024  # of each CTA on the virtual device, if a profile does not say another
 _NOT_IN_L1 = re.compile(r"\.STRONG\b")  # volatile loads
 # Opcodes of PTX that may access global memory.
 _ACCESS = re.compile(r"(?:ldu?|st|cp\.async|red|atom|wmma\.(?:load|store))$")
@@ -85,9 +85,12 @@ class Sectors(NamedTuple):
             share * self.wavefronts, {least: share * n for least, n in self.reuse.items()}, self.accesses,
         )  # fmt: skip
 
-    def within(self, l1_bytes: float) -> "Sectors":
-        """Return the access with another L1 for each CTA, as far as a CTA touches its sectors again."""
-        more = sum(n * (lost(least, l1_bytes) - lost(least, PROFILED_L1)) for least, n in self.reuse.items())
+    def within(self, l1_bytes: float, profiled: float = PROFILED_L1) -> "Sectors":
+        """Return the access with another L1 for each CTA, as far as a CTA touches its sectors again.
+
+        ``profiled``: the L1 that each CTA of the profile had.
+        """
+        more = sum(n * (lost(least, l1_bytes) - lost(least, profiled)) for least, n in self.reuse.items())
         if not more:
             return self
         fetched = min(self.touched, max(0.0, self.fetched + more))
@@ -105,6 +108,7 @@ class Launch(NamedTuple):
 
     ``banks`` has the lines with bank conflicts, ``sectors`` those with accesses of global memory, ``reuse`` the sectors
     that CTAs touch again, by distance. ``copied``: the bytes that bulk copies of a CTA load and store, if known.
+    ``l1_bytes``: the L1 of a CTA in the profile. ``together``: the CTAs that shared it on one SM; 0: none did.
     """
 
     executed: Mapping[int, int]
@@ -114,10 +118,13 @@ class Launch(NamedTuple):
     sectors: Mapping[int, Sectors] = MappingProxyType({})
     reuse: Mapping[int, int] = MappingProxyType({})
     copied: float | None = None
+    l1_bytes: float = PROFILED_L1
+    together: int = 0
 
     def within(self, l1_bytes: float) -> "Launch":
         """Return the counts with another L1 for each CTA."""
-        return self._replace(sectors={row: one.within(l1_bytes) for row, one in self.sectors.items()})
+        sectors = {row: one.within(l1_bytes, self.l1_bytes) for row, one in self.sectors.items()}
+        return self._replace(sectors=sectors, l1_bytes=l1_bytes)
 
 
 def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:

@@ -136,8 +136,8 @@ static bool read_number(const char *text, size_t length, const char *name, uint6
     return errno == 0;
 }
 
-/* Read "checks=off", "checks=default", "checks=full", "seed=<number>" or "multiprocessors=<number>", of `length` bytes.
- * False: it is none of these. */
+/* Read "checks=off", "checks=default", "checks=full", or one of "seed", "multiprocessors", "resident" and "l1" with
+ * "=<number>", of `length` bytes. False: it is none of these. */
 static bool read_option(const char *text, size_t length, struct driver_options *options) {
     static const char *const levels[] = {"checks=off", "checks=default", "checks=full"};
     for (int i = 0; i < 3; ++i) {
@@ -146,7 +146,7 @@ static bool read_option(const char *text, size_t length, struct driver_options *
             return true;
         }
     }
-    enum { MULTIPROCESSORS_MAX = 1024 };
+    enum { MULTIPROCESSORS_MAX = 1024, RESIDENT_MAX = 64, L1_MAX = 1 << 22 };
     uint64_t number = 0;
     if (read_number(text, length, "seed=", &number)) {
         options->has_seed = true;
@@ -155,6 +155,14 @@ static bool read_option(const char *text, size_t length, struct driver_options *
     }
     if (read_number(text, length, "multiprocessors=", &number) && number > 0 && number <= MULTIPROCESSORS_MAX) {
         options->multiprocessors = (int)number;
+        return true;
+    }
+    if (read_number(text, length, "resident=", &number) && number > 0 && number <= RESIDENT_MAX) {
+        options->resident = (int)number;
+        return true;
+    }
+    if (read_number(text, length, "l1=", &number) && number > 0 && number <= L1_MAX) {
+        options->l1_bytes = (int)number;
         return true;
     }
     return false;
@@ -175,7 +183,8 @@ static sm120_status choose_virtual_with(const char *name, const char *rest, cons
         if (!read_option(at + 1, n, &choice->options)) {
             return fail(SM120_INVALID_ARGUMENT,
                         "%s = \"%.200s\" has the option \"%.*s\"; the options are \"checks=off\", \"checks=default\", "
-                        "\"checks=full\", \"seed=7\" and \"multiprocessors=84\" (1 to 1024), with & between them",
+                        "\"checks=full\", \"seed=7\", \"multiprocessors=84\" (1 to 1024), \"resident=8\" (1 to 64) and "
+                        "\"l1=262144\" (1 to 4194304), with & between them",
                         argument, name, n < 100 ? (int)n : 100, at + 1);
         }
         at += 1 + n;

@@ -185,6 +185,33 @@ def test_a_kernel_none_of_whose_loops_was_executed(h100: Chip) -> None:
     assert (model.loop, covered.simulated, covered.recorded) == (None, 4 * 41, 4 * 41)
 
 
+def test_an_arm_that_some_ctas_take(h100: Chip) -> None:
+    """A kernel without loops whose CTAs take a long arm, one in four, and a short one behind it, three in four."""
+    code = [
+        *body(10, 8),
+        (10, Op("@P1 BRA `(.L_x_1)")),
+        *body(20, 400),
+        (30, Op("MOV R3, RZ", label=".L_x_1")),
+        (30, Op("@P2 BRA `(.L_x_2)")),
+        *body(40, 100),
+        (50, Op("MOV R3, RZ", label=".L_x_2")),
+        (50, Op("EXIT")),
+    ]
+
+    def clocks(long: int, short: int) -> float:
+        model, _ = modelled(h100, of_lines(code), Launch({10: 16, 20: long, 30: 16, 40: short, 50: 16}, 16, 0), 32)
+        covered = coverage.of(model, [0], [])
+        assert covered
+        assert model.loop is None
+        assert covered.simulated == pytest.approx(covered.recorded)
+        assert covered.recorded == pytest.approx(13 + 400 * long / 16 + 100 * short / 16)
+        assert [part.passes for part in covered.parts] == [n / 16 - 1 for n in (long, short) if 0 < n < 16]
+        return predict.predict(model, [0] * 2640, others=covered.parts).clocks - h100["launch_clocks"]
+
+    least, most = clocks(0, 0), clocks(16, 16)
+    assert clocks(4, 12) == pytest.approx(least + (most - least) * (0.25 * 400 + 0.75 * 100) / 500, rel=0.05)
+
+
 def test_statements_before_a_loop_that_ran_as_often_as_the_loop() -> None:
     """ptxas moved code of the loop before it. What is in no loop runs once for each warp."""
     code = [

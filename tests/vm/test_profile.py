@@ -708,6 +708,36 @@ def test_what_l1_holds(device: pysm120.Device, lines: int, again: int) -> None:
         assert (found.global_l2_accesses, found.global_l2_sectors) == (3, 3 * 4)
 
 
+@pytest.mark.parametrize(
+    ("options", "ctas", "misses"),
+    [
+        ("resident=2&l1=67584", 2, 256),  # 64 KiB are left for two CTAs, one after the other in turns
+        ("resident=1&l1=67584", 2, 256),  # the second CTA begins when the first one has ended, and finds its lines
+        ("resident=2&l1=18432", 2, 256),  # 16 KiB, half of what a CTA loads, but the second one is a turn behind
+        ("resident=2&l1=2560", 2, 2 * 256),  # four lines
+        ("resident=1&l1=17408", 2, 2 * 256 - 1),  # the first CTA loads its first line once more at its end
+        ("multiprocessors=1&resident=4&l1=135168", 4, 256),
+        ("multiprocessors=3&resident=2&l1=67584", 2, 256),
+        ("multiprocessors=4&resident=2&l1=67584", 1, 256),
+    ],
+)
+def test_ctas_of_a_multiprocessor_share_its_l1(device_name: str, options: str, ctas: int, misses: int) -> None:
+    """Of four CTAs that load the same 256 lines, only those of multiprocessor 0 run. The first one to load misses.
+
+    The CTAs have no shared memory, but 1 KiB of each is reserved.
+    """
+    which = options if "multiprocessors" in options else f"multiprocessors=2&{options}"
+    with pysm120.Device(f"{device_name}?{which}") as device:
+        x, module = device.zeros(64 * 512, np.uint32), device.load(CACHED)
+        arguments = np.uint64(-(-x.address // 2**15) * 2**15), np.uint32(256)
+        with device.profile() as p:
+            module["cached"](4, WARP, *arguments)
+        module["cached"](4, WARP, *arguments)  # without a profile all CTAs run
+    fill = statement(p, "ld.global.b32 t").counts
+    assert (fill.executed, fill.global_sectors) == (ctas * 256, ctas * 256 * 4)
+    assert (fill.global_l2_accesses, fill.global_l2_sectors) == (misses, misses * 4)
+
+
 def test_l1_holds_sectors(device: pysm120.Device) -> None:
     module = device.load(ACCESS.format("ld.global.b32 t0, [global];\nld.global.v4.b32 {t0, t1, t2, t3}, [global];"))
     with device.profile() as p:

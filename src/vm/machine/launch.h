@@ -49,6 +49,8 @@ enum traffic {
     TRAFFIC_COUNT
 };
 
+enum { LAUNCH_MOST_RESIDENT = 64 }; /* CTAs of a multiprocessor that a profile runs at once */
+
 struct watcher;
 struct trace;
 struct launch {
@@ -66,6 +68,9 @@ struct launch {
     /* stride: between consecutive clusters in the order that the seed gives */
     uint64_t clusters, seed, stride, instruction_limit;
     uint32_t multiprocessors;
+    uint32_t
+        resident; /* of a profile: CTAs of multiprocessor 0 that run at once, without the others; 0: all CTAs run */
+    uint32_t l1_bytes; /* of a profile: what a CTA has, or all of these CTAs */
     uint64_t patience; /* milliseconds to wait for the host when every CTA waits */
     atomic_uint_fast64_t next, executed;
     atomic_int stop;
@@ -89,9 +94,9 @@ struct launch {
     struct world *world;       /* check_global.h: at level full, else NULL */
 };
 
-/* Return the cluster of a turn: in order for seed 0, else in strides from a random start. */
+/* Return the cluster of a turn: in order for seed 0 and on one multiprocessor, else in strides from a random start. */
 static inline uint64_t launch_cluster_at(const struct launch *launch, uint64_t turn) {
-    if (launch->seed == 0) {
+    if (launch->seed == 0 || launch->resident != 0) {
         return turn;
     }
     const uint64_t first = launch->seed * 0x9e3779b97f4a7c15u % launch->clusters;

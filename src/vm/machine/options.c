@@ -22,6 +22,15 @@ uint32_t options_multiprocessors(void) {
     return configured.multiprocessors > 0 ? (uint32_t)configured.multiprocessors : USUAL;
 }
 
+uint32_t options_resident(void) {
+    return (uint32_t)configured.resident;
+}
+
+uint32_t options_l1_bytes(void) {
+    enum { USUAL = 128 << 10 }; /* of an SM120 */
+    return configured.l1_bytes > 0 ? (uint32_t)configured.l1_bytes : USUAL;
+}
+
 /* Read the level of checks from the options or, if they leave it open, from the environment. */
 CUresult options_read_checks(enum checks *checks) {
     static const char *const names[] = {"off", "default", "full"};

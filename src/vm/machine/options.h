@@ -12,6 +12,11 @@ struct driver_options options_get(void);
 /* Return the number of multiprocessors. */
 uint32_t options_multiprocessors(void);
 
+/* Return how many CTAs of multiprocessor 0 a profiled launch runs at once, without the other CTAs. 0: it runs all. */
+uint32_t options_resident(void);
+/* Return the bytes of L1 and shared memory of a multiprocessor that a profile of these CTAs counts with. */
+uint32_t options_l1_bytes(void);
+
 /* Read the level of checks. An invalid environment variable is an error of the launch. */
 CUresult options_read_checks(enum checks *checks);
 /* Return the level of checks, or CHECKS_DEFAULT if the environment variable is invalid. */

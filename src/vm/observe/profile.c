@@ -15,6 +15,7 @@
 #include "vm/machine/device.h"
 #include "vm/machine/fault.h"
 #include "vm/machine/launch.h"
+#include "vm/machine/options.h"
 #include "vm/machine/program.h"
 #include "vm/machine/types.h"
 #include "vm/machine/watch.h"
@@ -240,7 +241,9 @@ static uint32_t l2_sectors(struct profile_worker *own, const struct event *e, co
         return cost_copy(mask, address, side[1].address);
     }
     const bool is_cached = side->kind == ACCESS_IS_LOAD && i->run != access_table()[ACCESS_LOAD_STRONG];
-    return is_cached ? l1_load(&own->l1, e->warp->cta->linear, mask, address) : touched;
+    const struct cta *const cta = e->warp->cta;
+    const uint64_t owner = cta->launch->resident != 0 ? 0 : cta->linear;
+    return is_cached ? l1_load(&own->l1, owner, mask, address) : touched;
 }
 
 /* Add the cost of one side of an access; behind the global side of a copy is its shared one. */
@@ -322,11 +325,20 @@ static const struct watcher watcher = {.start = start, .before = before, .after 
 
 /* ---- launches and threads ------------------------------------------------------------------------------------ */
 
+/* Return the L1 that a launch's CTAs have: 32 KiB for each, or what those of a multiprocessor leave to all of them. */
+static uint32_t l1_bytes(const struct launch *launch) {
+    enum { OF_CTA = 32 << 10, RESERVED = 1024 };
+    const uint32_t all = options_l1_bytes(), taken = launch->resident * (launch->cta_shared + RESERVED);
+    return launch->resident == 0 ? OF_CTA : taken < all ? all - taken : 0;
+}
+
 void profile_join(struct launch *launch) {
     struct device *const device = launch->device;
     mutex_lock(&device->counter_lock);
     launch->profile = device->profile;
     if (launch->profile != NULL) {
+        launch->resident = options_resident();
+        launch->l1_bytes = l1_bytes(launch);
         ++launch->profile->launches;
         launch->reuse = reuse_open();
         launch->watcher[launch->watchers++] = &watcher;
@@ -342,6 +354,7 @@ static void free_counts(struct worker *worker) {
     }
     free(own->count);
     free(own->class);
+    l1_close(&own->l1);
     free(own);
 }
 
@@ -355,7 +368,8 @@ bool profile_worker_open(struct worker *worker) {
         own->count = calloc(f->length + 1u, sizeof *own->count);
         own->class = calloc(f->length + 1u, 1);
     }
-    if (own == NULL || own->count == NULL || own->class == NULL || worker->launch->reuse == NULL) {
+    if (own == NULL || own->count == NULL || own->class == NULL || worker->launch->reuse == NULL ||
+        !l1_open(&own->l1, worker->launch->l1_bytes)) {
         free_counts(worker);
         return false;
     }

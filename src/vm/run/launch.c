@@ -182,7 +182,8 @@ static void run_shared(struct launch *launch) {
     const unsigned threads = launch_threads();
     /* At level full, and if the launch is watched, the seed determines the order of CTAs, and so of atomics in
      * global memory. */
-    const bool alone = threads < 2 || launch->clusters < 2 || launch->checks == CHECKS_FULL || launch->trace != NULL;
+    const bool alone = threads < 2 || launch->clusters < 2 || launch->checks == CHECKS_FULL || launch->trace != NULL ||
+                       launch->resident != 0;
     if (!alone) {
         mutex_lock(&pool.lock);
         start_helpers(threads - 1);

@@ -506,9 +506,61 @@ static void run_in_turns(struct worker *worker, struct launch *launch) {
     }
 }
 
+/* ---- the CTAs of one multiprocessor, for a profile ----------------------------------------------------------- */
+
+/* Run the CTAs of multiprocessor 0: as many at once as are resident, one turn of their warps after the other. The next
+ * one begins when one has ended. */
+static void run_multiprocessor(struct worker *worker, struct launch *launch) {
+    enum { FRUITLESS_ROUNDS = 64 };
+    struct cta *active[LAUNCH_MOST_RESIDENT];
+    uint32_t count = 0, fruitless = 0;
+    uint64_t next = 0;
+    for (;;) {
+        for (; count < launch->resident && next < launch->clusters; next += launch->multiprocessors) {
+            if ((active[count] = start(worker, launch, next)) == NULL) {
+                break;
+            }
+            ++count;
+        }
+        if (count == 0 || atomic_load(&launch->stop)) {
+            break;
+        }
+        if (launch->ranks != 1) {
+            fault_cta(active[0], CUDA_ERROR_NOT_SUPPORTED, "a profile with \"resident\" does not run clusters");
+            break;
+        }
+        uint32_t waits = 0, left = 0;
+        for (uint32_t k = 0; k < count; ++k) {
+            struct cta *const cta = active[k];
+            const uint64_t changes = poll_changes(worker);
+            const enum outcome outcome = cta_run(cta, worker, 1);
+            waits += outcome == CTA_WAITS && poll_changes(worker) == changes;
+            if (outcome == CTA_TURN || outcome == CTA_WAITS) {
+                active[left++] = cta;
+            } else {
+                leave_room(worker, launch, cta);
+            }
+        }
+        fruitless = waits == count ? fruitless + 1 : 0;
+        count = left;
+        if (fruitless > FRUITLESS_ROUNDS) {
+            fault_cta(active[0], CUDA_ERROR_NOT_SUPPORTED,
+                      "the CTAs of multiprocessor 0 wait for CTAs of others, which a profile with \"resident\" does "
+                      "not run");
+        }
+    }
+    while (count != 0) {
+        leave_room(worker, launch, active[--count]);
+    }
+}
+
 /* Run CTAs of a launch until none is left for this thread. */
 void schedule_run(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
+    if (launch->resident != 0) {
+        run_multiprocessor(worker, launch);
+        return;
+    }
     if (launch->checks == CHECKS_FULL) {
         run_in_turns(worker, launch);
         return;
