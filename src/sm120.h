@@ -116,8 +116,8 @@ SM120_API sm120_status sm120_device_count(const char *kind, int32_t *count);
  * "virtual". The name of a virtual device may set the level of checks (off, default or full), the seed of the order of
  * events and the number of multiprocessors: "virtual:0?checks=full&seed=7&multiprocessors=84". Without them,
  * $PYSM120_CHECKS and $PYSM120_SEED apply, and there are 170 multiprocessors. "resident=8" makes a profiled launch run
- * only the CTAs of multiprocessor 0, 8 at once. They share its L1: what their shared memory leaves of "l1=262144"
- * bytes, or of 128 KiB. */
+ * only the CTAs of multiprocessor 0, or of the first four with "sampled=4", 8 at once. They share its L1: what their
+ * shared memory leaves of "l1=262144" bytes, or of 128 KiB. */
 SM120_API sm120_status sm120_device_open(const char *name, sm120_device **device);
 /* Open the device of a context that the caller made: an engine's allocations, streams and events then work here, and
  * those of this device work there. name: "cuda", or "virtual" with options. context NULL: the one that is current in

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 from pysm120.cli import console
@@ -15,6 +16,7 @@ from pysm120.runtime.names import demangled
 
 OPCODES = 20  # rows of the table
 COLUMNS = ("executed", "share", "clocks", "lanes", "divergent", "conflicts", "sectors", "source")
+_SM = re.compile(r"(.+?),([1-9]\d*)(?:,([1-9]\d*))?$")
 NOTE = """\
 clocks: what the busiest unit of one SM needs for the line (issue, shared memory, sectors, tensor cores);
 lanes: average number of lanes that took part; divergent: divergent branches;
@@ -29,7 +31,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--top", metavar="N", help="show the N lines that cost the most clocks (default: all, in order)"
     )
     parser.add_argument(
-        "--sm", metavar="CHIP,CTAS", help="run only the CTAs of one SM of a chip, so many at once, which share its L1"
+        "--sm",
+        metavar="CHIP,CTAS[,SMS]",
+        help="run only the CTAs of one SM of a chip, or of some, so many at once, which share its L1",
     )
     parser.add_argument("--json", metavar="FILE", help="write all counts to a file")
     parser.add_argument("--plot", metavar="FILE.png", help="draw the hottest lines (needs matplotlib)")
@@ -112,15 +116,15 @@ def path_of(word: str | None, name: str, ending: str) -> Path | None:
     return path
 
 
-def sm_of(word: str | None) -> tuple[Chip, int] | None:
-    """Return the value of --sm: a chip, and the CTAs that one of its SMs holds."""
+def sm_of(word: str | None) -> tuple[Chip, int, int] | None:
+    """Return the value of --sm: a chip, the CTAs that one of its SMs holds, and the SMs whose CTAs run."""
     if word is None:
         return None
-    name, _, ctas = word.rpartition(",")
-    if not name or not ctas.isdecimal() or int(ctas) == 0:
+    found = _SM.match(word)
+    if found is None:
         message = f"--sm is {word!r}, not a chip and the CTAs that one of its SMs holds such as h200,8"
         raise InvalidArgumentError(message)
-    return chips.load(name), int(ctas)
+    return chips.load(found[1]), int(found[2]), int(found[3] or 1)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -128,7 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
     program = programs.parse(arguments, arguments.words, device="virtual")
     sm, options = sm_of(arguments.sm), dict[str, object]()
     if sm:
-        options = {"multiprocessors": sm[0]["sms"], "resident": sm[1], "l1": memory.unified_bytes(sm[0])}
+        chip, ctas, sms = sm
+        options = {"multiprocessors": chip["sms"], "resident": ctas, "sampled": sms, "l1": memory.unified_bytes(chip)}
     top = programs.number(arguments.top, "--top", 0)
     to_json = path_of(arguments.json, "--json", ".json")
     to_plot = path_of(arguments.plot, "--plot", ".png")
@@ -150,7 +155,8 @@ def run(arguments: argparse.Namespace) -> int:
         of_sm = {}
         if sm:
             shared = program.shared + launch.kernel.info.static_shared_bytes
-            of_sm = {"sm": {"chip": sm[0].key, "ctas": sm[1], "l1_bytes": sm[1] * memory.l1_bytes(*sm, shared)}}
+            chip, ctas, _ = sm
+            of_sm = {"sm": {"chip": chip.key, "ctas": ctas, "l1_bytes": ctas * memory.l1_bytes(chip, ctas, shared)}}
         to_json.write_text(json.dumps({**of_sm, **p.json()}, indent=1) + "\n", encoding="utf-8")
         print(f"{to_json} has all numbers.")
     if to_plot:

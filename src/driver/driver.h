@@ -219,7 +219,8 @@ struct driver_options {
     bool has_seed;
     uint64_t seed;       /* otherwise $PYSM120_SEED */
     int multiprocessors; /* 0: 170 */
-    int resident;        /* of a profile: CTAs that multiprocessor 0 runs at once; 0: all CTAs run, each for itself */
+    int resident;        /* of a profile: CTAs that a multiprocessor runs at once; 0: all CTAs run, each for itself */
+    int sampled;         /* of a profile: multiprocessors whose CTAs run, from 0 on; 0: one */
     int l1_bytes;        /* L1 and shared memory of a multiprocessor, which these CTAs share; 0: 128 KiB */
     sm120_watch watch;   /* see NULL: no watch */
 };

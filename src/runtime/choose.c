@@ -136,7 +136,8 @@ static bool read_number(const char *text, size_t length, const char *name, uint6
     return errno == 0;
 }
 
-/* Read "checks=off", "checks=default", "checks=full", or one of "seed", "multiprocessors", "resident" and "l1" with
+/* Read "checks=off", "checks=default", "checks=full", or one of "seed", "multiprocessors", "resident", "sampled" and
+ * "l1" with
  * "=<number>", of `length` bytes. False: it is none of these. */
 static bool read_option(const char *text, size_t length, struct driver_options *options) {
     static const char *const levels[] = {"checks=off", "checks=default", "checks=full"};
@@ -161,6 +162,10 @@ static bool read_option(const char *text, size_t length, struct driver_options *
         options->resident = (int)number;
         return true;
     }
+    if (read_number(text, length, "sampled=", &number) && number > 0 && number <= MULTIPROCESSORS_MAX) {
+        options->sampled = (int)number;
+        return true;
+    }
     if (read_number(text, length, "l1=", &number) && number > 0 && number <= L1_MAX) {
         options->l1_bytes = (int)number;
         return true;
@@ -183,8 +188,8 @@ static sm120_status choose_virtual_with(const char *name, const char *rest, cons
         if (!read_option(at + 1, n, &choice->options)) {
             return fail(SM120_INVALID_ARGUMENT,
                         "%s = \"%.200s\" has the option \"%.*s\"; the options are \"checks=off\", \"checks=default\", "
-                        "\"checks=full\", \"seed=7\", \"multiprocessors=84\" (1 to 1024), \"resident=8\" (1 to 64) and "
-                        "\"l1=262144\" (1 to 4194304), with & between them",
+                        "\"checks=full\", \"seed=7\", \"multiprocessors=84\" (1 to 1024), \"resident=8\" (1 to 64), "
+                        "\"sampled=4\" (1 to 1024) and \"l1=262144\" (1 to 4194304), with & between them",
                         argument, name, n < 100 ? (int)n : 100, at + 1);
         }
         at += 1 + n;

@@ -719,6 +719,8 @@ def test_what_l1_holds(device: pysm120.Device, lines: int, again: int) -> None:
         ("multiprocessors=1&resident=4&l1=135168", 4, 256),
         ("multiprocessors=3&resident=2&l1=67584", 2, 256),
         ("multiprocessors=4&resident=2&l1=67584", 1, 256),
+        ("resident=2&sampled=2&l1=67584", 4, 2 * 256),  # two CTAs on each of two multiprocessors
+        ("multiprocessors=3&resident=2&sampled=3&l1=67584", 4, 3 * 256),
     ],
 )
 def test_ctas_of_a_multiprocessor_share_its_l1(device_name: str, options: str, ctas: int, misses: int) -> None:

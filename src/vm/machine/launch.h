@@ -68,8 +68,8 @@ struct launch {
     /* stride: between consecutive clusters in the order that the seed gives */
     uint64_t clusters, seed, stride, instruction_limit;
     uint32_t multiprocessors;
-    uint32_t
-        resident; /* of a profile: CTAs of multiprocessor 0 that run at once, without the others; 0: all CTAs run */
+    uint32_t resident; /* of a profile: CTAs of a multiprocessor that run at once; 0: all CTAs run, each for itself */
+    uint32_t sampled;  /* of a profile: multiprocessors whose CTAs run */
     uint32_t l1_bytes; /* of a profile: what a CTA has, or all of these CTAs */
     uint64_t patience; /* milliseconds to wait for the host when every CTA waits */
     atomic_uint_fast64_t next, executed;

@@ -26,6 +26,10 @@ uint32_t options_resident(void) {
     return (uint32_t)configured.resident;
 }
 
+uint32_t options_sampled(void) {
+    return configured.sampled > 0 ? (uint32_t)configured.sampled : 1;
+}
+
 uint32_t options_l1_bytes(void) {
     enum { USUAL = 128 << 10 }; /* of an SM120 */
     return configured.l1_bytes > 0 ? (uint32_t)configured.l1_bytes : USUAL;

@@ -12,8 +12,10 @@ struct driver_options options_get(void);
 /* Return the number of multiprocessors. */
 uint32_t options_multiprocessors(void);
 
-/* Return how many CTAs of multiprocessor 0 a profiled launch runs at once, without the other CTAs. 0: it runs all. */
+/* Return how many CTAs of a multiprocessor a profiled launch runs at once. 0: it runs all CTAs, each for itself. */
 uint32_t options_resident(void);
+/* Return how many multiprocessors such a profiled launch runs the CTAs of, one after the other. */
+uint32_t options_sampled(void);
 /* Return the bytes of L1 and shared memory of a multiprocessor that a profile of these CTAs counts with. */
 uint32_t options_l1_bytes(void);
 

@@ -242,7 +242,7 @@ static uint32_t l2_sectors(struct profile_worker *own, const struct event *e, co
     }
     const bool is_cached = side->kind == ACCESS_IS_LOAD && i->run != access_table()[ACCESS_LOAD_STRONG];
     const struct cta *const cta = e->warp->cta;
-    const uint64_t owner = cta->launch->resident != 0 ? 0 : cta->linear;
+    const uint64_t owner = cta->launch->resident != 0 ? cta->linear % cta->launch->multiprocessors : cta->linear;
     return is_cached ? l1_load(&own->l1, owner, mask, address) : touched;
 }
 
@@ -338,6 +338,7 @@ void profile_join(struct launch *launch) {
     launch->profile = device->profile;
     if (launch->profile != NULL) {
         launch->resident = options_resident();
+        launch->sampled = options_sampled();
         launch->l1_bytes = l1_bytes(launch);
         ++launch->profile->launches;
         launch->reuse = reuse_open();

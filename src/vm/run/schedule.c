@@ -506,15 +506,15 @@ static void run_in_turns(struct worker *worker, struct launch *launch) {
     }
 }
 
-/* ---- the CTAs of one multiprocessor, for a profile ----------------------------------------------------------- */
+/* ---- the CTAs of some multiprocessors, for a profile --------------------------------------------------------- */
 
-/* Run the CTAs of multiprocessor 0: as many at once as are resident, one turn of their warps after the other. The next
+/* Run the CTAs of a multiprocessor: as many at once as are resident, one turn of their warps after the other. The next
  * one begins when one has ended. */
-static void run_multiprocessor(struct worker *worker, struct launch *launch) {
+static void run_multiprocessor(struct worker *worker, struct launch *launch, uint32_t number) {
     enum { FRUITLESS_ROUNDS = 64 };
     struct cta *active[LAUNCH_MOST_RESIDENT];
     uint32_t count = 0, fruitless = 0;
-    uint64_t next = 0;
+    uint64_t next = number;
     for (;;) {
         for (; count < launch->resident && next < launch->clusters; next += launch->multiprocessors) {
             if ((active[count] = start(worker, launch, next)) == NULL) {
@@ -545,8 +545,8 @@ static void run_multiprocessor(struct worker *worker, struct launch *launch) {
         count = left;
         if (fruitless > FRUITLESS_ROUNDS) {
             fault_cta(active[0], CUDA_ERROR_NOT_SUPPORTED,
-                      "the CTAs of multiprocessor 0 wait for CTAs of others, which a profile with \"resident\" does "
-                      "not run");
+                      "the CTAs of a multiprocessor wait for CTAs of others, which a profile with \"resident\" does "
+                      "not run beside them");
         }
     }
     while (count != 0) {
@@ -558,7 +558,9 @@ static void run_multiprocessor(struct worker *worker, struct launch *launch) {
 void schedule_run(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
     if (launch->resident != 0) {
-        run_multiprocessor(worker, launch);
+        for (uint32_t k = 0; k < launch->sampled && k < launch->multiprocessors; ++k) {
+            run_multiprocessor(worker, launch, k);
+        }
         return;
     }
     if (launch->checks == CHECKS_FULL) {
