@@ -206,7 +206,7 @@ def test_an_arm_that_some_ctas_take(h100: Chip) -> None:
         assert covered.simulated == pytest.approx(covered.recorded)
         assert covered.recorded == pytest.approx(13 + 400 * long / 16 + 100 * short / 16)
         assert [part.passes for part in covered.parts] == [n / 16 - 1 for n in (long, short) if 0 < n < 16]
-        return predict.predict(model, [0] * 2640, others=covered.parts).clocks - h100["launch_clocks"]
+        return predict.predict(model, [0] * 2640, others=covered.parts).clocks - float(h100["launch_clocks"])
 
     least, most = clocks(0, 0), clocks(16, 16)
     assert clocks(4, 12) == pytest.approx(least + (most - least) * (0.25 * 400 + 0.75 * 100) / 500, rel=0.05)
