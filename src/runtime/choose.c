@@ -136,9 +136,8 @@ static bool read_number(const char *text, size_t length, const char *name, uint6
     return errno == 0;
 }
 
-/* Read "checks=off", "checks=default", "checks=full", or one of "seed", "multiprocessors", "resident", "sampled" and
- * "l1" with
- * "=<number>", of `length` bytes. False: it is none of these. */
+/* Read an option of `length` bytes: "checks=off", "checks=default", "checks=full", or "seed", "multiprocessors",
+ * "resident", "sampled" or "l1" with "=<number>". False: it is none of these. */
 static bool read_option(const char *text, size_t length, struct driver_options *options) {
     static const char *const levels[] = {"checks=off", "checks=default", "checks=full"};
     for (int i = 0; i < 3; ++i) {
