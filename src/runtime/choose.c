@@ -146,28 +146,25 @@ static bool read_option(const char *text, size_t length, struct driver_options *
             return true;
         }
     }
-    enum { MULTIPROCESSORS_MAX = 1024, RESIDENT_MAX = 64, L1_MAX = 1 << 22 };
     uint64_t number = 0;
     if (read_number(text, length, "seed=", &number)) {
         options->has_seed = true;
         options->seed = number;
         return true;
     }
-    if (read_number(text, length, "multiprocessors=", &number) && number > 0 && number <= MULTIPROCESSORS_MAX) {
-        options->multiprocessors = (int)number;
-        return true;
-    }
-    if (read_number(text, length, "resident=", &number) && number > 0 && number <= RESIDENT_MAX) {
-        options->resident = (int)number;
-        return true;
-    }
-    if (read_number(text, length, "sampled=", &number) && number > 0 && number <= MULTIPROCESSORS_MAX) {
-        options->sampled = (int)number;
-        return true;
-    }
-    if (read_number(text, length, "l1=", &number) && number > 0 && number <= L1_MAX) {
-        options->l1_bytes = (int)number;
-        return true;
+    const struct {
+        const char *name;
+        uint64_t most;
+        int *to;
+    } numbers[] = {{"multiprocessors=", 1024, &options->multiprocessors},
+                   {"resident=", 64, &options->resident},
+                   {"sampled=", 1024, &options->sampled},
+                   {"l1=", 1 << 22, &options->l1_bytes}};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; ++i) {
+        if (read_number(text, length, numbers[i].name, &number) && number > 0 && number <= numbers[i].most) {
+            *numbers[i].to = (int)number;
+            return true;
+        }
     }
     return false;
 }
