@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from typing import Any
 
 from pysm120.machine_code import pipes as pipe_table
 from pysm120.machine_code.sass import Function, Instruction, Loop
@@ -52,6 +53,9 @@ class KernelModel:
     handovers: Handovers
     recording: Recording | None = None
     loop: Loop | None = None
+    _outcomes: dict[tuple[Any, ...], Outcome] = dataclasses.field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     @property
     def has_products(self) -> bool:
@@ -59,11 +63,14 @@ class KernelModel:
         return any(one.is_tensor for one in self.function.instructions)
 
     def run(self, rounds: list[int], slots: int, offset: int = 0, *, keep_events: bool = False) -> Outcome:
-        """Simulate CTAs; ``rounds`` has the rounds of each."""
-        simulator = Simulator(
-            self.chip, self.pipes, self.paths, self.warps, keep_events=keep_events, queues=self.has_products
-        )
-        return simulator.run(rounds, slots, offset)
+        """Simulate CTAs, or return what an equal simulation gave; ``rounds`` has the rounds of each."""
+        key = (*rounds, slots, offset, keep_events)
+        if key not in self._outcomes:
+            simulator = Simulator(
+                self.chip, self.pipes, self.paths, self.warps, keep_events=keep_events, queues=self.has_products
+            )
+            self._outcomes[key] = simulator.run(rounds, slots, offset)
+        return self._outcomes[key]
 
 
 def build(

@@ -17,6 +17,8 @@ def share(chip: Chip) -> float:
 def shared(chip: Chip) -> Chip:
     """Return the chip with loads and cp.async that get no more than an SM's share of L2."""
     rate = min(float(chip["copy_bytes_per_clock"]), share(chip))
+    if chip.values.get("load_bytes_per_clock") == rate:
+        return chip
     return dataclasses.replace(chip, values={**chip.values, "load_bytes_per_clock": rate})
 
 

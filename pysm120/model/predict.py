@@ -314,6 +314,12 @@ def flops(model: KernelModel, rounds: Sequence[float]) -> float:
     return float(once * len(rounds) + around * sum(rounds))
 
 
+def shared(model: KernelModel) -> KernelModel:
+    """Return the kernel on an SM that gets its share of L2; ``predict`` simulates nothing twice of such a model."""
+    chip = memory.shared(model.chip)
+    return model if chip is model.chip else dataclasses.replace(model, chip=chip)
+
+
 def predict(
     model: KernelModel,
     rounds: Sequence[int],
@@ -350,7 +356,7 @@ def predict(
         Keep the events for a timeline.
 
     """
-    model, moved = dataclasses.replace(model, chip=memory.shared(model.chip)), all_l2_bytes(model, rounds, others)
+    moved, model = all_l2_bytes(model, rounds, others), shared(model)
     chip, slots = model.chip, max(1, min(model.slots, -(-len(rounds) // int(model.chip["sms"]))))
     least = _least(model, rounds)
     more = _more(model, least, rounds)

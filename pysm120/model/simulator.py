@@ -206,6 +206,7 @@ class _Warp:
         self.path: Sequence[Step] = []
         self.ways: Sequence[list[Step]] = ()
         self.ready = self.next = self.last = 0
+        self.step: Step  # the next one, as settle() leaves it
         self.line, self.came, self.there = -1, 0, 0  # line of code: when the warp reached it, and when it arrives
         self.entered = False
         self.reason = self.blocked = ""
@@ -295,7 +296,7 @@ class Simulator:
                     continue
                 last[quarter] = warp
                 self.wake[quarter] = now + 1
-                self.issue(warp, warp.path[warp.at], now)
+                self.issue(warp, warp.step, now)
                 if warp.section == _BEHIND and warp.at >= len(warp.path):
                     live -= 1
                     if self.end(warp, now) and len(ahead) > len(starts):
@@ -350,36 +351,40 @@ class Simulator:
 
     def choose(self, quarter: int, now: int, last: "_Warp | None") -> "_Warp | None":
         """Return the warp that a quarter issues from, or None and the next time at which one may be ready."""
-        free, queues = self.free[quarter], self.queues[quarter]
         chosen: _Warp | None = None
         keep = last if self.greedy and last is not None and last.last == now - 1 and last.ready <= now else None
         soonest = NEVER
         for warp in self.resident[quarter]:
-            at = warp.ready
+            at: float = warp.ready
             if at <= now:
-                pipe = warp.path[warp.at].pipe
-                if self.queued[pipe]:
-                    queue = queues[pipe]
-                    at = queue[0] if len(queue) == self.depth else 0
-                else:
-                    at = math.ceil(free[pipe])
-                reason = self.names[pipe]
-                if at <= now and self.window:
-                    at, reason = self.port_free(quarter, warp.path[warp.at].ports), "register ports"
+                at = self.open(quarter, warp, now)
                 if at <= now:
                     if chosen is None or (warp is keep if keep is not None else warp.last < chosen.last):
                         chosen = warp
                     continue
-                warp.blocked = reason
-            soonest = min(soonest, at)
+            if at < soonest:
+                soonest = math.ceil(at)
         if chosen is None:
             self.wake[quarter] = soonest
         return chosen
 
-    def port_free(self, quarter: int, ports: port_table.Demand) -> int:
-        """Return when an instruction may be issued: its reads may begin ``window`` clocks later."""
-        last = max((free for free, count in zip(self.ports[quarter], ports, strict=True) if count), default=0.0)
-        return math.ceil(last - self.window)
+    def open(self, quarter: int, warp: _Warp, now: int) -> float:
+        """Return when the pipe and the register ports take a warp's next instruction."""
+        step = warp.step
+        pipe = step.pipe
+        if self.queued[pipe]:
+            queue = self.queues[quarter][pipe]
+            at: float = queue[0] if len(queue) == self.depth else 0
+        else:
+            at = self.free[quarter][pipe]
+        if at > now:
+            warp.blocked = self.names[pipe]
+        elif self.window:  # reads of registers may begin so many clocks after the issue
+            even, odd = (free if count else 0.0 for free, count in zip(self.ports[quarter], step.ports, strict=True))
+            at = max(even, odd) - self.window
+            if at > now:
+                warp.blocked = "register ports"
+        return at
 
     def settle(self, warp: _Warp) -> None:
         """Find when the next instruction of a warp may be issued, by the state of the warp alone."""
@@ -387,8 +392,9 @@ class Simulator:
             self.turn(warp)
             if warp.at >= len(warp.path):
                 return
+        step = warp.step = warp.path[warp.at]
         ready, reason = warp.next, "stall count"
-        mask, b = warp.path[warp.at].waits, 0
+        mask, b = step.waits, 0
         while mask:
             if mask & 1 and warp.barriers[b] > ready:
                 ready, reason = warp.barriers[b], warp.why[b]
@@ -435,50 +441,69 @@ class Simulator:
 
     def issue(self, warp: _Warp, step: Step, now: int) -> None:
         """Issue an instruction."""
-        self.account(warp, step, now)
-        pipe = step.pipe
-        ports = self.ports[warp.quarter]
-        for bank, count in enumerate(step.ports):
-            ports[bank] = max(ports[bank], now) + count if count else ports[bank]
-        free = self.free[warp.quarter]
-        # A pipe that was busy until less than a clock ago continues from then, so fractions of a clock add up.
-        begin = free[pipe] if free[pipe] > now - 1 else now
-        if self.queued[pipe]:
-            begin = max(now, begin)
-            if step.wavefronts:
-                # All quarters share the banks.
-                passes = max(now, self.shared_free)
-                self.arriving = max(0.0, self.arriving - (passes - self.shared_free))  # done while the banks were idle
-                between = min(self.arriving, step.wavefronts)  # copies alternate with the instruction
-                self.arriving -= between
-                self.shared_free = passes + step.wavefronts + between
-                begin = max(begin, passes)
-                self.outcome.busy["shared"] += step.wavefronts
-            self.queues[warp.quarter][pipe].append(math.ceil(begin))
-        free[pipe] = begin + step.interval
-        self.add(warp, step, now)
-        for other, delay in self.delays[pipe]:
-            if free[other] > now:
-                free[other] += delay
-        end = math.ceil(max(begin + max(step.wavefronts, 1), free[pipe] if not step.wavefronts else 0))
-        done = math.ceil(max(begin, now) + max(step.wavefronts, 1)) - 1 + step.latency
-        done = max(done, self.load(step, now))
-        name = self.names[pipe]
-        self.outcome.busy[name] += step.interval
-        if self.keep_events:
-            self.outcome.events.append(Event(math.ceil(begin), end, warp.quarter, warp.number, name))
-        if step.writes >= 0 and done >= warp.barriers[step.writes]:
-            warp.barriers[step.writes], warp.why[step.writes] = done, name
-        if step.reads >= 0 and end + 2 >= warp.barriers[step.reads]:
-            warp.barriers[step.reads], warp.why[step.reads] = end + 2, name
+        outcome, name = self.outcome, self.names[step.pipe]
+        outcome.issued += 1
+        outcome.busy[name] += step.interval
+        if now > warp.last + 1:
+            self.account(warp, step, now)
+        warp.blocked = ""
+        begin = self.occupy(warp, step, now)
+        loaded = self.load(step, now) if step.loaded else 0
+        if step.writes >= 0:
+            done = max(loaded, math.ceil(max(begin, now) + max(step.wavefronts, 1)) - 1 + step.latency)
+            if done >= warp.barriers[step.writes]:
+                warp.barriers[step.writes], warp.why[step.writes] = done, name
+        if step.reads >= 0 or self.keep_events:
+            self.leave(warp, step, begin)
         warp.last, warp.next = now, now + step.stall
         warp.at += 1
         if not step.special or self.special(warp, step, now):
             self.settle(warp)
 
+    def occupy(self, warp: _Warp, step: Step, now: int) -> float:
+        """Occupy the register ports, the pipe and what is behind it; return when the pipe begins."""
+        ports, free, pipe = self.ports[warp.quarter], self.free[warp.quarter], step.pipe
+        for bank, count in enumerate(step.ports):
+            if count:
+                ports[bank] = max(ports[bank], now) + count
+        # A pipe that was busy until less than a clock ago continues from then, so fractions of a clock add up.
+        begin = free[pipe] if free[pipe] > now - 1 else now
+        if self.queued[pipe]:
+            begin = max(now, begin)
+            if step.wavefronts:
+                begin = max(begin, self.pass_banks(step.wavefronts, now))
+            self.queues[warp.quarter][pipe].append(math.ceil(begin))
+        free[pipe] = begin + step.interval
+        if step.added or step.stored:
+            self.add(warp, step, now)
+        for other, delay in self.delays[pipe]:
+            if free[other] > now:
+                free[other] += delay
+        return begin
+
+    def pass_banks(self, wavefronts: float, now: int) -> float:
+        """Pass over the banks of shared memory, which all quarters share; return when that begins."""
+        passes = max(now, self.shared_free)
+        self.arriving = max(0.0, self.arriving - (passes - self.shared_free))  # done while the banks were idle
+        between = min(self.arriving, wavefronts)  # copies alternate with the instruction
+        self.arriving -= between
+        self.shared_free = passes + wavefronts + between
+        self.outcome.busy["shared"] += wavefronts
+        return passes
+
+    def leave(self, warp: _Warp, step: Step, begin: float) -> None:
+        """Release the barrier of a step's reads when its pipe is free again, and keep the event."""
+        wavefronts, free = step.wavefronts, self.free[warp.quarter][step.pipe]
+        end = math.ceil(begin + max(wavefronts, 1) if wavefronts else max(begin + 1, free))
+        if step.reads >= 0 and end + 2 >= warp.barriers[step.reads]:
+            warp.barriers[step.reads], warp.why[step.reads] = end + 2, self.names[step.pipe]
+        if self.keep_events:
+            event = Event(math.ceil(begin), end, warp.quarter, warp.number, self.names[step.pipe])
+            self.outcome.events.append(event)
+
     def load(self, step: Step, now: int) -> int:
-        """Queue bytes that are loaded; return when they arrive, 0 if there are none."""
-        if not step.loaded or not self.queues_bind:
+        """Queue bytes that are loaded; return when they arrive, 0 if only their latency counts."""
+        if not self.queues_bind:
             return 0
         self.copy_free = max(self.copy_free, now) + step.loaded / self.load_rate
         return math.ceil(self.copy_free) + step.latency
@@ -497,19 +522,16 @@ class Simulator:
 
     def account(self, warp: _Warp, step: Step, now: int) -> None:
         """Record what a warp waited for."""
-        outcome, earliest = self.outcome, warp.last + 1
-        outcome.issued += 1
-        if now > earliest:
-            counted = min(warp.next, now) - earliest
-            if counted > 0:
-                outcome.stalls[step.place, "stall count"] += counted
-            held = min(warp.ready, now) - max(warp.next, earliest)
-            if held > 0:
-                outcome.stalls[step.place, warp.reason] += held
-            rest = now - max(warp.ready, earliest)
-            if rest > 0:
-                outcome.stalls[step.place, f"{warp.blocked} busy" if warp.blocked else "not selected"] += rest
-        warp.blocked = ""
+        stalls, earliest = self.outcome.stalls, warp.last + 1
+        counted = min(warp.next, now) - earliest
+        if counted > 0:
+            stalls[step.place, "stall count"] += counted
+        held = min(warp.ready, now) - max(warp.next, earliest)
+        if held > 0:
+            stalls[step.place, warp.reason] += held
+        rest = now - max(warp.ready, earliest)
+        if rest > 0:
+            stalls[step.place, f"{warp.blocked} busy" if warp.blocked else "not selected"] += rest
 
     # ---- synchronisation between warps and the copy engine ------------------------------
 

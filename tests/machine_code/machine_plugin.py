@@ -19,6 +19,7 @@ import pytest
 
 _MACHINE = pytest.StashKey[machine.Machine]()
 _RECORD = pytest.StashKey[dict[str, machine.Total]]()
+_REPEATED = re.compile("test_many_launches")  # the same call again and again, for minutes; others launch those kernels
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,10 +39,14 @@ def _starts_programs(item: pytest.Function) -> bool:
     return re.search(r"\bsubprocess\b|\bsurvives\(", inspect.getsource(item.function)) is not None
 
 
+def _is_run(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and not (_REPEATED.match(item.name) or _starts_programs(item))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose some tests, of those in this process: the programs that others start have no such driver."""
-    items[:] = [item for item in items if not (isinstance(item, pytest.Function) and _starts_programs(item))]
+    items[:] = [item for item in items if _is_run(item)]
     count = config.option.machine_tests
     if count is not None and count < len(items):
         chosen = np.random.default_rng(config.option.seed).choice(len(items), count, replace=False)

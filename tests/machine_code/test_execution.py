@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 SHARE = 5  # without --all, the machine code of each fifth kernel is run
 # The tests of operations with launches of their own; those of frameworks and of the calls themselves add none.
 _WITHOUT = re.compile(r"test_(call|foreign|generate|jax|operations|oracles|stream|torch|training)")
-_SLOW = {"test_attention_backward_order.py", "test_cache_scheduler.py"}  # they launch kernels hundreds of times
+_SLOW = {"test_cache_scheduler.py"}  # it launches kernels hundreds of times
 FILES = [
     pytest.param(path.name, marks=[pytest.mark.slow] if path.name in _SLOW else [])
     for path in sorted((ROOT / "tests" / "ops").glob("test_*.py"))

@@ -48,6 +48,7 @@ def test_paces_are_those_of_the_model(row: tuple[str, ...]) -> None:
     assert index is not None
     text, problem = builtin_image(index, "sm_120f", "ptx").decode(), Problem(1, 512, 1, one.head_dim)
     model = validation.builtin_model(CHIP, one.entry, record=validation.recorder(text, "sm_120f", problem, one))
+    model = predict.shared(model)
 
     def clocks(ctas: int, rounds: int) -> float:
         launch = [rounds] * ctas * SMS

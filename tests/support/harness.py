@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+import pysm120
 from pysm120.runtime.ffi import check, ffi, lib, new_struct
 
 BAND = 512
@@ -106,6 +107,11 @@ class OpenDevice:
     def close(self) -> None:
         """Close the device."""
         check(lib.sm120_device_close(self.handle))
+
+
+def is_on_cpu(device: pysm120.Device) -> bool:
+    """Whether a CPU runs the launches: the virtual device's, or those of a CUDA driver that is made of it."""
+    return "virtual" in device.info.name
 
 
 def tensor(struct: Any, buffer: Buffer) -> None:
