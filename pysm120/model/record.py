@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ ROWS = 2048  # most rows of a recorded problem
 KEYS = 16384  # and most rows of keys, if it is not causal: a warp rescales the more rarely, the more keys it has seen
 _STEP = 128  # the shorter problem has fewer rows by a multiple of this
 _ROUNDS = 10  # fewest rounds in which hand-overs are recorded; a ring is used twice at least
-_VARIABLE, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
+_THREADS = "PYSM120_THREADS"
+_CAPABILITY, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
 _COUNTS = (  # of a file
     "executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts", "global_accesses", "global_sectors",
     "global_lines", "global_l2_accesses", "global_l2_sectors", "shared_paired_accesses",
@@ -152,7 +153,15 @@ class _Kernel:
 
     @contextmanager
     def _open(self, problem: Problem) -> Iterator[tuple[Device, Kernel, Callable[[], object]]]:
-        """Open a device; yield it, the kernel on it, and a function that launches the kernel with a problem."""
+        """Open a device; yield it, the kernel on it, and a function that launches the kernel with a problem.
+
+        One thread runs the CTAs, so that each of those that go on takes the same Q tiles in every recording.
+        """
+        with _environment(_THREADS, "1"), self._opened(problem) as opened:
+            yield opened
+
+    @contextmanager
+    def _opened(self, problem: Problem) -> Iterator[tuple[Device, Kernel, Callable[[], object]]]:
         if works.is_uniform(self.record):
             with Device("virtual") as device:
                 work = works.Attention(device, self.record, problem, other=self.ptx)
@@ -197,18 +206,23 @@ class _Kernel:
         return Recorded(recording.function, kinds, seen)
 
 
-@contextmanager
-def capability(target: str) -> Iterator[None]:
+def capability(target: str) -> AbstractContextManager[None]:
     """Make virtual devices that are opened in the with block run the library's kernels for a target."""
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = _CAPABILITIES[target]
+    return _environment(_CAPABILITY, _CAPABILITIES[target])
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment in the with block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[_VARIABLE]
+            del os.environ[name]
         else:
-            os.environ[_VARIABLE] = before
+            os.environ[name] = before
 
 
 def executed(target: str, entries: Sequence[str], of_kernel: Builtin, problem: Problem) -> dict[str, dict[int, int]]:

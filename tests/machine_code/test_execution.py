@@ -29,14 +29,9 @@ pytestmark = pytest.mark.virtual
 
 HERE = Path(__file__).resolve().parent
 SHARE = 5  # without --all, the machine code of each fifth kernel is run
-# The tests of operations with launches of their own; those of frameworks and of the calls themselves add none.
-_WITHOUT = re.compile(r"test_(call|foreign|generate|jax|operations|oracles|stream|torch|training)")
-_SLOW = {"test_cache_scheduler.py"}  # it launches kernels hundreds of times
-FILES = [
-    pytest.param(path.name, marks=[pytest.mark.slow] if path.name in _SLOW else [])
-    for path in sorted((ROOT / "tests" / "ops").glob("test_*.py"))
-    if not _WITHOUT.match(path.name)
-]
+# The tests of operations with launches of their own; those of frameworks, calls and the scheduler add none.
+_WITHOUT = re.compile(r"test_(cache_scheduler|call|foreign|generate|jax|operations|oracles|stream|torch|training)")
+FILES = [path.name for path in sorted((ROOT / "tests" / "ops").glob("test_*.py")) if not _WITHOUT.match(path.name)]
 NO_TESTS = 5  # the status of pytest if a device that is not virtual has none
 FEW_TESTS, FEW_FAULTS, MANY_FAULTS = 6, 3, 12
 # Of the faults. About three quarters are found; others read an equal value, or change a step of a division that later
