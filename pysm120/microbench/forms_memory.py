@@ -9,7 +9,7 @@ from pysm120.microbench.form import LANES, Form, Operand
 from pysm120.microbench.forms_copy import Rows, first_difference
 from pysm120.microbench.kernel import BenchKernel
 
-LINE = 128
+LINE, SECTOR = 128, 32
 WALK = 1 << 14  # steps of a timed run
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -97,6 +97,29 @@ LOAD_8 = (
 STORE = "st.global.v4.b32 [address], {X, X, X, X};"
 
 
+def _scattered(words: int, width: int = 4) -> Form:
+    """Return the form of stores of parts of sectors: a lane has a sector, and stores ``words`` parts of it in turn."""
+    span, registers = 16 * MIB, width // 4
+    value = "X" if registers == 1 else "{" + ", ".join(["X"] * registers) + "}"
+    kind = "b32" if registers == 1 else f"v{registers}.b32"
+    lines = tuple(f"st.global.{kind} [address + {part * width}], {value};" for part in range(words))
+
+    def check(launcher: Any, bench: BenchKernel, _: npt.NDArray[np.uint32], ctas: int, warps: int, trips: int) -> str:
+        size, threads = launcher.limited(span), ctas * warps * LANES
+        steps = bench.chains * trips * bench.form.unroll
+        at = np.unique((np.arange(threads)[:, None] + np.arange(steps) * threads) * SECTOR % size)
+        stored = at[:, None] // 4 + np.arange(words * registers)
+        return "" if (launcher.read(size)[stored] == STORED).all() else "the stored words are not in memory"
+
+    return Form(
+        name=f"st.global.{kind}, {words} of {SECTOR // width} parts of each sector", group="memory", template="global", lines=lines,
+        sass={r"STG\.E(\.64|\.128)?": words}, state=Operand("b32", 1, STORED), inputs={"M": Operand("b32", 1, span - 1)}, model=lambda x, _: x,
+        amount=LANES * width * words, unit="byte", chains=(4,), warps=(8, 16, 32), unroll=2, has_latency=False, besides=8 if registers == 1 else 14,
+        note="16 MiB; the stores of a lane fill its sector one after the other",
+        options={"width": SECTOR, "span": span, "data": lambda _: span, "check": check, "writes": True},
+    )  # fmt: skip
+
+
 def _atomic(name: str, line: str, sass: str, *, words: int, note: str) -> Form:
     """Return the form of additions of one to a number of words; consecutive threads use consecutive words."""
 
@@ -142,5 +165,7 @@ FORMS = [
     _streamed("st.global.v4.b32", STORE, r"STG\.E\.128", 16 * MIB, stores=True, rows=Rows(32)),
     *(_streamed("ld.global.L1::no_allocate.v8.b32", LOAD_8, r"LDG\.E\.(NA\.ENL2|ENL2\.NA|NA\.?ENL2)\.256", span, width=32, oldest=100) for span in (16 * MIB, 1024 * MIB)),
     *(_streamed("st.global.v4.b32", STORE, r"STG\.E\.128", span, stores=True) for span in (4 * MIB, 16 * MIB, 1024 * MIB)),
+    *(_scattered(words) for words in (1, 2, 4, 8)),
+    *(_scattered(words, 16) for words in (1, 2)),
     *_atomics(),
 ]  # fmt: skip
