@@ -116,8 +116,8 @@ def build(
         return _without_loop(chip, function, warps, slots, recording)
     loop = loop or function.main_loop()
 
-    def ways_of(rounds: int, *, loads: bool) -> list[list[Instruction]]:
-        return warp_paths.rounds_of(function, loop, recording, rounds, loads=loads, stated=stated)
+    def ways_of(rounds: int, *, loads: bool, warp: int | None = None) -> list[list[Instruction]]:
+        return warp_paths.rounds_of(function, loop, recording, rounds, loads=loads, stated=stated, warp=warp)
 
     around = most_frequent(ways_of(TYPICAL, loads=False))
     load_around = most_frequent(ways_of(TYPICAL, loads=True))
@@ -145,9 +145,9 @@ def build(
             return steps(way, handovers.around(way, others))
 
         @cache
-        def ways(rounds: int, loads: bool) -> list[list[Step]]:  # noqa: FBT001 - the signature of Paths.ways
-            common = ways_of(rounds, loads=False)
-            return list(map(steps_around, ways_of(rounds, loads=loads), common))
+        def ways(rounds: int, loads: bool, warp: int | None) -> list[list[Step]]:  # noqa: FBT001 - as Paths.ways
+            common = ways_of(rounds, loads=False, warp=warp)
+            return list(map(steps_around, ways_of(rounds, loads=loads, warp=warp), common))
 
         first = handovers.before()
         paths = Paths(
@@ -155,14 +155,14 @@ def build(
             steps_around(load_around, around), handovers.rings, handovers.filler, sources,
             ways if recording else None, handovers.loaders, handovers.starters, handovers.turns,
             [pipes.steps(path, {}, sources) for path in _beside(function, loop, warps, recording)],
-            steps(load_behind, {}), steps(between, first),
+            steps(load_behind, {}), steps(between, first), has_roles=bool(recording and recording.roles),
         )  # fmt: skip
         return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording, loop)
 
     model = model_of(handovers)
     if by_rules and by_rules.rings and not _goes(model):
         model = model_of(InTime(by_rules))
-    return model
+    return _with_roles_that_meet(model)
 
 
 def _outside(
@@ -232,6 +232,13 @@ def _pipes(chip: Chip, function: Function, recording: Recording | None, warps: i
 def _ran(recording: Recording | None, warp: int) -> Callable[[int], bool]:
     """Return a function that says whether a warp of a CTA may have executed a block."""
     return (lambda b: recording.ran(b, warp)) if recording else lambda _: True
+
+
+def _with_roles_that_meet(model: KernelModel) -> KernelModel:
+    """Return the model, whose warps have no roles if they would wait for each other."""
+    if not model.paths.has_roles or _goes(model):
+        return model
+    return dataclasses.replace(model, paths=dataclasses.replace(model.paths, has_roles=False))
 
 
 def _goes(model: KernelModel) -> bool:

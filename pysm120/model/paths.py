@@ -62,13 +62,14 @@ def rounds_of(
     *,
     loads: bool = False,
     stated: Mapping[int, bool] | None = None,
+    warp: int | None = None,
 ) -> list[list[Instruction]]:
     """Return the instructions that each round of the main loop executes, in a CTA with a number of rounds.
 
-    ``stated`` decides a branch, else the recording, else the rules.
+    ``stated`` decides a branch, else the recording, else the rules. ``warp``: of this warp, if warps have roles.
     """
     otherwise = rules(function, loop, loads=loads, stated=stated)
-    recorded = recording.choices(rounds) if recording else None
+    recorded = recording.choices(rounds, warp) if recording else None
 
     def takes(of: Function, index: int) -> bool:
         branch = of.instructions[index]

@@ -28,6 +28,9 @@ _NOT_IN_L1 = re.compile(r"\.STRONG\b")  # volatile loads
 _ACCESS = re.compile(r"(?:ldu?|st|cp\.async|red|atom|wmma\.(?:load|store))$")
 _KEPT = re.compile(r"ldu?$|wmma\.load$")  # that L1 keeps
 _EXTENDED = re.compile(r"\.E\b")  # 64-bit addresses
+_PREDICATES = 7
+_MANY = 1024  # rounds
+_EXACT = 1e-3  # of a warp, by which counts differ from whole warps
 _WAIT_LENGTH = 8  # most instructions of a wait that a branch may skip
 
 
@@ -226,6 +229,13 @@ def _line(launches: Sequence[Launch], counts: Sequence[int], warps: int) -> tupl
     return each[0] - b * lengths[0], b
 
 
+def _predicates(one: Instruction) -> set[str]:
+    """Return the predicates that an instruction may write, and perhaps other operands."""
+    if one.base == "R2P":  # those of its mask
+        return {f"P{n}" for n in range(_PREDICATES) if int(one.operands[-1], 0) >> n & 1}
+    return set() if one.is_branch else set(one.operands[:2])
+
+
 def _waits(one: Instruction) -> bool:
     return pipes.class_of(one.opcode) == "try_wait"
 
@@ -360,6 +370,27 @@ class Recording:
         skipped = self._skipped(branch)
         return any(one.is_copy for one in skipped) and not any(one.is_tensor for one in skipped)
 
+    @cached_property
+    def roles(self) -> dict[int, int]:
+        """The branches that some warps always take and the others never, and how many warps take each.
+
+        No instruction of the loop writes their predicates, and whole warps take them in both recorded launches.
+        """
+        written = {name for b in self.loop.blocks for one in self._code(b) for name in _predicates(one)}
+        found = {}
+        for _, branch in self._branches():
+            share = self.shares.get(branch.address)
+            if share and branch.predicate.lstrip("!") not in written:
+                counts = {share.of(rounds) * self.warps for rounds in (1, _MANY)}
+                warps = round(min(counts))
+                if 0 < warps < self.warps and all(abs(count - warps) < _EXACT for count in counts):
+                    found[branch.address] = warps
+        return found
+
+    def _code(self, block: int) -> Sequence[Instruction]:
+        """Return the instructions of a block."""
+        return self.function.instructions[self.function.blocks[block].first : self.function.blocks[block].last]
+
     def _is_wait(self, n: int, branch: Instruction) -> bool:
         """Whether a branch repeats or skips a wait: then the simulator decides it, which knows when the wait ends."""
         block, skipped = self.function.blocks[n], self._skipped(branch)
@@ -472,10 +503,11 @@ class Recording:
             raise NotUnderstoodError(message)
         return min(rows)
 
-    def choices(self, rounds: int) -> Callable[[Instruction], bool | None]:
+    def choices(self, rounds: int, warp: int | None = None) -> Callable[[Instruction], bool | None]:
         """Return a function that decides a branch each time that it is reached; None if the rules must decide it.
 
-        In a CTA with this number of rounds the branch is taken as often as recorded, evenly spread.
+        In a CTA with this number of rounds the branch is taken as often as recorded, evenly spread; ``warp`` takes
+        those of ``roles`` always or never: the last warps take them.
         """
         reached: Counter[int] = Counter()
 
@@ -483,6 +515,8 @@ class Recording:
             share = self.shares.get(branch.address)
             if share is None:
                 return None
+            if warp is not None and branch.address in self.roles:
+                return warp >= self.warps - self.roles[branch.address]
             n, p = reached[branch.address], share.of(rounds)
             reached[branch.address] += 1
             return math.floor((n + 1) * p + 0.5) > math.floor(n * p + 0.5)

@@ -9,7 +9,7 @@ issue its next instruction depends on
   a queue in front of their pipe, and the warp waits only if the queue is full;
 - the ports of its quarter's registers (ports.py), whose reads may be a few clocks late;
 - contention: an instruction on one pipe delays another, busy pipe, by the chip's table;
-- mbarriers and bar.sync: other warps of the CTA, and the copy engine;
+- mbarriers, bar.sync and bar.arrive: other warps of the CTA, and the copy engine;
 - additions to L2, which leave the SM at the chip's rate: accesses to memory wait while too many bytes are queued;
 - groups of cp.async: DEPBAR.LE waits for all but the last few;
 - the line of code of the instruction, if the code of the rounds exceeds the instruction cache (fetch.py);
@@ -49,7 +49,8 @@ _BEFORE, _AROUND, _BETWEEN, _BEHIND = range(4)  # sections of a warp's path
 class Step(NamedTuple):
     """An instruction on a path.
 
-    ``special`` is "", "barrier", an action on a phase of ``ring`` (handovers.py): "wait", "arrive" or "copy", or an
+    ``special`` is "", "barrier" or "reach" (a barrier of ``amount`` warps, 0: all of the CTA; the warp waits for the
+    others, or goes on), an action on a phase of ``ring`` (handovers.py): "wait", "arrive" or "copy", or an
     action of cp.async: "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups).
     ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code.
     ``wavefronts``: passes over the data of shared memory and L1. ``added``: bytes that it adds to L2; ``loaded``,
@@ -88,8 +89,8 @@ class Paths:
     round of its own. ``beside``: the steps of each other warp of a CTA, which executes no round. ``load_behind``: of
     loaders, if their steps after the rounds are others.
 
-    ``ways``, if rounds differ: called with a CTA's number of rounds and True for loaders, it returns the steps of each
-    round.
+    ``ways``, if rounds differ: called with a CTA's number of rounds, True for loaders, and None or a warp, it returns
+    the steps of each round. With ``has_roles`` the steps of warps differ in every round.
     """
 
     before: list[Step]
@@ -100,13 +101,14 @@ class Paths:
     rings: Sequence[Ring]
     filler: Filler | None
     sources: list[Instruction]
-    ways: Callable[[int, bool], Sequence[list[Step]]] | None = None
+    ways: Callable[[int, bool, int | None], Sequence[list[Step]]] | None = None
     loaders: Collection[int] = (0,)
     starters: Collection[int] = (0,)
     turns: Sequence[int] = ()
     beside: Sequence[list[Step]] = ()
     load_behind: list[Step] | None = None
     between: Sequence[Step] = ()
+    has_roles: bool = False
 
     def fit(self, chip: Chip) -> bool:
         """Whether the code of the rounds fits in the instruction cache."""
@@ -114,7 +116,8 @@ class Paths:
 
     def of_warp(self, warp: int, count: int, first: int = 0) -> Sequence[list[Step]]:
         """Return the steps of a warp of a CTA in each round of a Q tile, whose first one is round ``first``."""
-        ways = self.rounds(count, loads=warp in self.loaders)
+        loads = warp in self.loaders
+        ways = self.ways(count, loads, warp) if self.has_roles and self.ways else self.rounds(count, loads=loads)
         if warp not in self.turns:
             return ways
         turn, others = self.turns.index(warp), self.rounds(count)
@@ -122,7 +125,7 @@ class Paths:
 
     def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
         """Return the steps of a warp in each round of a CTA with a number of rounds."""
-        return self.ways(count, loads) if self.ways else [self.load_around if loads else self.around] * count
+        return self.ways(count, loads, None) if self.ways else [self.load_around if loads else self.around] * count
 
 
 class Event(NamedTuple):
@@ -182,6 +185,7 @@ class _Cta:
         self.left = warps
         self.tiles, self.begun = list[int](), 0  # rounds of each Q tile: of those that warps have begun, and the next
         self.at_barrier: list[_Warp] = []
+        self.met: dict[int, list[_Warp | None]] = defaultdict(list)  # who reached barriers of some warps
         self.phases: dict[tuple[int, int], _Phase] = defaultdict(_Phase)
         self.waiting: list[tuple[_Warp, int, int, int]] = []  # waiting warps, their phase, and their barrier
 
@@ -314,6 +318,7 @@ class Simulator:
         if cta.left == 0:
             self.outcome.ends.append(now)
         elif len(cta.at_barrier) == cta.left:  # the others have waited for this warp
+            self.barrier_free = max(self.barrier_free, now)
             self.meet(cta)
         return cta.left == 0
 
@@ -537,8 +542,10 @@ class Simulator:
 
     def special(self, warp: _Warp, step: Step, now: int) -> bool:
         """Perform the action of a step; return whether the warp may continue."""
-        if step.special == "barrier":
+        if step.special == "barrier" and not (step.amount and self.paths.has_roles):
             return self.barrier(warp, now)
+        if step.special in {"barrier", "reach"}:
+            return self.reach(warp, step, now)
         if step.special in _OF_GROUPS:
             self.group(warp, step, now)
         elif warp.section != _BEHIND:
@@ -591,6 +598,26 @@ class Simulator:
             return False
         self.meet(cta)
         return False
+
+    def reach(self, warp: _Warp, step: Step, now: int) -> bool:
+        """Reach a barrier of some warps; return whether the warp goes on.
+
+        The registers that number the barriers are unknown: warps as far apart as there are groups meet.
+        """
+        if step.special == "reach" and not self.paths.has_roles:
+            return True
+        self.barrier_free = max(self.barrier_free, now) + self.bar_interval
+        met = warp.cta.met[warp.index % max(1, self.warps // step.amount)]
+        met.append(warp if step.special == "barrier" else None)
+        if step.special == "barrier":
+            warp.ready = NEVER
+        if len(met) == step.amount:
+            for other in met:
+                if other is not None:
+                    other.next = max(other.next, self.barrier_free + self.bar_latency)
+                    self.settle(other)
+            met.clear()
+        return step.special == "reach"
 
     def meet(self, cta: _Cta) -> None:
         """Let the warps at a barrier go on."""
@@ -801,7 +828,10 @@ def added_bytes(one: Instruction) -> int:
 def _special(one: Instruction) -> tuple[str, int]:
     """Return the action of an instruction that needs no hand-overs, and its amount."""
     if one.base == "BAR":
-        return ("" if ".ARV" in one.opcode else "barrier"), 0  # BAR.ARV arrives and goes on
+        members = int(one.operands[1], 0) // _LANES if len(one.operands) > 1 and one.operands[1].startswith("0x") else 0
+        if ".ARV" in one.opcode:  # it goes on
+            return ("reach" if members else ""), members
+        return "barrier", members
     if one.base == "LDGSTS":
         return "load", _LANES * pipe_table.lane_bytes(one)
     if one.base == "LDGDEPBAR":

@@ -1,5 +1,6 @@
 """Which way warps go: what the virtual device counted, joined to machine code by lines, and what is left to rules."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from sass_text import Op, of_lines
 
 from pysm120 import Device, __main__
 from pysm120.machine_code import sass
-from pysm120.model import block_counts, chips, predict, validation
+from pysm120.model import block_counts, chips, kernel_model, predict, validation
 from pysm120.model import problem as problem_module
 from pysm120.model import record as record_module
 from pysm120.model import work as work_module
@@ -80,6 +81,71 @@ def test_blocks_run_as_often_as_statements_of_their_own() -> None:
     assert by_line[20, 50] == 36
     assert by_line[60, 20] == 42
     assert by_line[60, 70] == 6
+
+
+# A loop with two roles: eight warps, of which those with P3 wait in each round for a partner that has 20 exponentials.
+# R5 alone says which two warps meet at the barrier of 64 threads.
+ROLES = [
+    (10, Op("MOV R1, RZ")),
+    (20, Op("ISETP.NE.AND P0, PT, R0, RZ, PT", label=".L_x_1")),
+    (20, Op("@P3 BRA `(.L_x_2)")),
+    *[(30, Op("MUFU.EX2 R2, R3", stall=8))] * 20,
+    (30, Op("BAR.ARV R5, 0x40")),
+    (30, Op("BRA `(.L_x_3)")),
+    (40, Op("BAR.SYNC.DEFER_BLOCKING R5, 0x40", label=".L_x_2")),
+    (40, Op("FADD R4, R4, R3")),
+    (60, Op("@P0 BRA `(.L_x_1)", label=".L_x_3")),
+    (70, Op("EXIT")),
+]
+
+
+def of_roles(code: list[tuple[int, Op]], *, waiting: int = 4) -> Recording:
+    """Return the recording of eight warps, of which so many have P3 in every round."""
+    launches = [
+        Launch({10: 8, 20: 8 * n, 30: (8 - waiting) * n, 40: waiting * n, 60: 8 * n, 70: 8}, 1, n) for n in (8, 16)
+    ]
+    return Recording(of_lines(code), launches, 8)
+
+
+def test_warps_have_roles() -> None:
+    """Half of the warps take a branch in every round, and the others never."""
+    recording = of_roles(ROLES)
+    (branch, *_) = branches(recording.function)
+    assert recording.roles == {branch: 4}
+    build = functools.partial(kernel_model.build, chips.load("rtx5090"), threads=256, slots=1)
+    model = build(recording.function, recording=recording)
+    assert model.paths.has_roles
+    lengths = [[len(way) for way in model.paths.of_warp(warp, 3)] for warp in range(8)]
+    assert lengths == [[25] * 3] * 4 + [[5] * 3] * 4
+    clocks = [model.run([rounds], 1).clocks for rounds in (8, 16)]
+    assert 8 * 160 <= clocks[1] - clocks[0] < 8 * 240, "a round is the exponentials, beside which the others wait"
+    stalls = model.run([8], 1).stalls.items()
+    waited = sum(clocks for (place, _), clocks in stalls if model.paths.sources[place].base == "FADD")
+    assert waited >= 4 * 8 * 120, "four warps wait behind the barrier in each round"
+
+
+@pytest.mark.parametrize(
+    ("changed", "waiting"),
+    [
+        ({1: (20, Op("ISETP.NE.AND P3, PT, R0, RZ, PT", label=".L_x_1"))}, 4),  # another decision in each round
+        ({1: (20, Op("R2P PR, R0, 0x8", label=".L_x_1"))}, 4),
+        ({}, 0),
+        ({}, 8),
+    ],
+)
+def test_warps_have_no_roles(changed: dict[int, tuple[int, Op]], waiting: int) -> None:
+    code = [changed.get(n, line) for n, line in enumerate(ROLES)]
+    assert not of_roles(code, waiting=waiting).roles
+
+
+def test_roles_that_do_not_meet_are_not_simulated() -> None:
+    """Nobody arrives where the others wait: all warps then take each arm in turn, as if they had no roles."""
+    code = [line for line in ROLES if "BAR.ARV" not in line[1].text]
+    recording = of_roles(code)
+    assert recording.roles
+    model = kernel_model.build(chips.load("rtx5090"), recording.function, 256, 1, recording=recording)
+    assert not model.paths.has_roles
+    assert model.run([8], 1).clocks > 0
 
 
 def copies(count: int, label: str = "") -> list[tuple[int, Op]]:
