@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pysm120.microbench.form import LANES, Form, Operand
+from pysm120.microbench.form import LANES, Counts, Form, Operand
 from pysm120.microbench.forms_copy import Rows, first_difference
 from pysm120.microbench.kernel import BenchKernel
 
@@ -50,12 +50,13 @@ def _chased(span: int) -> Form:
 
 
 def _streamed(
-    name: str, line: str, sass: str, span: int, *, width: int = 16, oldest: int = 80, stores: bool = False, rows: Rows | None = None,
-    wide: bool = False,
+    name: str, line: str, sass: str | Counts, span: int, *, width: int = 16, oldest: int = 80, stored: int = 0, rows: Rows | None = None,
+    wide: bool = False, moves: int = 0,
 ) -> Form:  # fmt: skip
     """Return the form of loads or stores by all threads of the chip.
 
-    ``wide``: each CTA goes through a span of its own.
+    ``stored``: the bytes that a store writes of each ``width``; 0: a load. ``wide``: each CTA goes through a span of
+    its own. ``moves``: more instructions beside an access than others of its width have.
     """
 
     def check(
@@ -67,8 +68,8 @@ def _streamed(
         at = rows.places(at, size) if rows else at
         if wide:
             at, size = at + np.arange(threads)[:, None] // together * span, ctas * span
-        if stores:
-            written = np.unique(at)[:, None] // 4 + np.arange(width // 4)
+        if stored:
+            written = np.unique(at)[:, None] // 4 + np.arange(stored // 4)
             return "" if (launcher.read(size)[written] == STORED).all() else "the stored words are not in memory"
         at = at.reshape(threads, -1, bench.chains)  # [thread][step][chain]
         folded = np.zeros((threads, bench.chains), np.uint32)
@@ -79,10 +80,10 @@ def _streamed(
 
     return Form(
         name=f"{name}, {text(span)}" + (" for each CTA" if wide else "") + (rows.words if rows else ""), group="memory", template="global", lines=(line,), sass=sass,
-        state=Operand("b32", 1, STORED if stores else 0), inputs={"M": Operand("b32", 1, span - 1)}, model=lambda words, _: words, amount=LANES * width, unit="byte",
-        chains=(4,), warps=(8, 16, 32), unroll=2, has_latency=False, oldest=oldest, besides={4: 4.5, 16: 6.5, 32: 8}[width] + (4 if rows else 0),
+        state=Operand("b32", 1, STORED if stored else 0), inputs={"M": Operand("b32", 1, span - 1)}, model=lambda words, _: words, amount=LANES * (stored or width), unit="byte",
+        chains=(4,), warps=(8, 16, 32), unroll=2, has_latency=False, oldest=oldest, besides={4: 4.5, 16: 6.5, 32: 8}[width] + (4 if rows else 0) + moves,
         options={"width": width, "span": span, "data": lambda ctas: ctas * span if wide else span, "check": check,
-                 "writes": stores, "rows": rows, "is_cta_wide": wide},
+                 "writes": bool(stored), "rows": rows, "is_cta_wide": wide},
     )  # fmt: skip
 
 
@@ -97,26 +98,13 @@ LOAD_8 = (
 STORE = "st.global.v4.b32 [address], {X, X, X, X};"
 
 
-def _scattered(words: int, width: int = 4) -> Form:
-    """Return the form of stores of parts of sectors: a lane has a sector, and stores ``words`` parts of it in turn."""
-    span, registers = 16 * MIB, width // 4
-    value = "X" if registers == 1 else "{" + ", ".join(["X"] * registers) + "}"
-    kind = "b32" if registers == 1 else f"v{registers}.b32"
-    lines = tuple(f"st.global.{kind} [address + {part * width}], {value};" for part in range(words))
-
-    def check(launcher: Any, bench: BenchKernel, _: npt.NDArray[np.uint32], ctas: int, warps: int, trips: int) -> str:
-        size, threads = launcher.limited(span), ctas * warps * LANES
-        steps = bench.chains * trips * bench.form.unroll
-        at = np.unique((np.arange(threads)[:, None] + np.arange(steps) * threads) * SECTOR % size)
-        stored = at[:, None] // 4 + np.arange(words * registers)
-        return "" if (launcher.read(size)[stored] == STORED).all() else "the stored words are not in memory"
-
-    return Form(
-        name=f"st.global.{kind}, {words} of {SECTOR // width} parts of each sector", group="memory", template="global", lines=lines,
-        sass={r"STG\.E(\.64|\.128)?": words}, state=Operand("b32", 1, STORED), inputs={"M": Operand("b32", 1, span - 1)}, model=lambda x, _: x,
-        amount=LANES * width * words, unit="byte", chains=(4,), warps=(8, 16, 32), unroll=2, has_latency=False, besides=8 if registers == 1 else 14,
-        note="16 MiB; the stores of a lane fill its sector one after the other",
-        options={"width": SECTOR, "span": span, "data": lambda _: span, "check": check, "writes": True},
+def _scattered(parts: int, width: int = 4) -> Form:
+    """Return the form of stores of parts of sectors: a lane has a sector, and stores so many parts of it in turn."""
+    kind, value = {4: ("b32", "X"), 16: ("v4.b32", "{X, X, X, X}")}[width]
+    return _streamed(
+        f"st.global.{kind}, {parts} of {SECTOR // width} parts of each sector",
+        " ".join(f"st.global.{kind} [address + {part * width}], {value};" for part in range(parts)),
+        {r"STG\.E(\.128)?": parts}, 16 * MIB, width=SECTOR, stored=parts * width, moves=6 if width > 4 else 0,
     )  # fmt: skip
 
 
@@ -162,10 +150,10 @@ FORMS = [
       for rows in (Rows(512), Rows(32), Rows(32, 4), Rows(16, 8))),
     *(_streamed("ld.global.ca.b32", LOAD_4_OF_L1, r"LDG\.E(\.STRONG.*)?", 16 * KIB, width=4, rows=rows, wide=True)
       for rows in (Rows(128), Rows(16), Rows(4), Rows(16, 8), Rows(16, 9), Rows(4, 32), Rows(4, 33))),
-    _streamed("st.global.v4.b32", STORE, r"STG\.E\.128", 16 * MIB, stores=True, rows=Rows(32)),
+    _streamed("st.global.v4.b32", STORE, r"STG\.E\.128", 16 * MIB, stored=16, rows=Rows(32)),
     *(_streamed("ld.global.L1::no_allocate.v8.b32", LOAD_8, r"LDG\.E\.(NA\.ENL2|ENL2\.NA|NA\.?ENL2)\.256", span, width=32, oldest=100) for span in (16 * MIB, 1024 * MIB)),
-    *(_streamed("st.global.v4.b32", STORE, r"STG\.E\.128", span, stores=True) for span in (4 * MIB, 16 * MIB, 1024 * MIB)),
-    *(_scattered(words) for words in (1, 2, 4, 8)),
-    *(_scattered(words, 16) for words in (1, 2)),
+    *(_streamed("st.global.v4.b32", STORE, r"STG\.E\.128", span, stored=16) for span in (4 * MIB, 16 * MIB, 1024 * MIB)),
+    *(_scattered(parts) for parts in (1, 2, 4, 8)),
+    *(_scattered(parts, 16) for parts in (1, 2)),
     *_atomics(),
 ]  # fmt: skip

@@ -28,7 +28,7 @@ _NOT_IN_L1 = re.compile(r"\.STRONG\b")  # volatile loads
 _ACCESS = re.compile(r"(?:ldu?|st|cp\.async|red|atom|wmma\.(?:load|store))$")
 _KEPT = re.compile(r"ldu?$|wmma\.load$")  # that L1 keeps
 _EXTENDED = re.compile(r"\.E\b")  # 64-bit addresses
-_PREDICATES = 7
+_PREDICATES = 7  # P0 to P6
 _MANY = 1024  # rounds
 _EXACT = 1e-3  # of a warp, by which counts differ from whole warps
 _WAIT_LENGTH = 8  # most instructions of a wait that a branch may skip
@@ -379,8 +379,8 @@ class Recording:
         written = {name for b in self.loop.blocks for one in self._code(b) for name in _predicates(one)}
         found = {}
         for _, branch in self._branches():
-            share = self.shares.get(branch.address)
-            if share and branch.predicate.lstrip("!") not in written:
+            share, guard = self.shares.get(branch.address), branch.predicate.lstrip("!")
+            if share and guard and guard not in written:
                 counts = {share.of(rounds) * self.warps for rounds in (1, _MANY)}
                 warps = round(min(counts))
                 if 0 < warps < self.warps and all(abs(count - warps) < _EXACT for count in counts):

@@ -42,6 +42,8 @@ _BARRIERS = 6
 _LANES = 32
 _PASS_BYTES = 128  # of shared memory in a wavefront, one clock
 _OF_GROUPS = ("load", "commit", "drain")
+_OF_BARRIERS = ("barrier", "reach")
+_ALL = -1  # the barrier of all warps of a CTA; those of some warps count from 0
 _QUEUED = ("lsu", "xu", "copy")
 _BEFORE, _AROUND, _BETWEEN, _BEHIND = range(4)  # sections of a warp's path
 
@@ -184,8 +186,7 @@ class _Cta:
     def __init__(self, warps: int) -> None:
         self.left = warps
         self.tiles, self.begun = list[int](), 0  # rounds of each Q tile: of those that warps have begun, and the next
-        self.at_barrier: list[_Warp] = []
-        self.met: dict[int, list[_Warp | None]] = defaultdict(list)  # who reached barriers of some warps
+        self.met: dict[int, list[_Warp | None]] = defaultdict(list)  # who reached a barrier; None: and went on
         self.phases: dict[tuple[int, int], _Phase] = defaultdict(_Phase)
         self.waiting: list[tuple[_Warp, int, int, int]] = []  # waiting warps, their phase, and their barrier
 
@@ -317,9 +318,9 @@ class Simulator:
         cta.left -= 1
         if cta.left == 0:
             self.outcome.ends.append(now)
-        elif len(cta.at_barrier) == cta.left:  # the others have waited for this warp
+        elif len(cta.met[_ALL]) == cta.left:  # the others have waited for this warp
             self.barrier_free = max(self.barrier_free, now)
-            self.meet(cta)
+            self.meet(cta.met[_ALL])
         return cta.left == 0
 
     def begin(self, rounds: int, at: int) -> None:
@@ -542,10 +543,8 @@ class Simulator:
 
     def special(self, warp: _Warp, step: Step, now: int) -> bool:
         """Perform the action of a step; return whether the warp may continue."""
-        if step.special == "barrier" and not (step.amount and self.paths.has_roles):
-            return self.barrier(warp, now)
-        if step.special in {"barrier", "reach"}:
-            return self.reach(warp, step, now)
+        if step.special in _OF_BARRIERS:
+            return self.barrier(warp, step, now)
         if step.special in _OF_GROUPS:
             self.group(warp, step, now)
         elif warp.section != _BEHIND:
@@ -588,40 +587,27 @@ class Simulator:
             while len(warp.groups) > step.amount:
                 warp.landed = max(warp.landed, warp.groups.popleft())
 
-    def barrier(self, warp: _Warp, now: int) -> bool:
-        """Wait for the other warps of the CTA."""
-        cta = warp.cta
-        self.barrier_free = max(self.barrier_free, now) + self.bar_interval
-        cta.at_barrier.append(warp)
-        if len(cta.at_barrier) < cta.left:
-            warp.ready = NEVER
-            return False
-        self.meet(cta)
-        return False
+    def barrier(self, warp: _Warp, step: Step, now: int) -> bool:
+        """Reach a barrier of the CTA, or with roles of as many warps as it names; return whether the warp goes on.
 
-    def reach(self, warp: _Warp, step: Step, now: int) -> bool:
-        """Reach a barrier of some warps; return whether the warp goes on.
-
-        The registers that number the barriers are unknown: warps as far apart as there are groups meet.
+        The registers that number barriers of some warps are unknown: warps as far apart as there are groups meet.
         """
-        if step.special == "reach" and not self.paths.has_roles:
+        waits, count = step.special == "barrier", step.amount if self.paths.has_roles else 0
+        if not waits and not count:
             return True
         self.barrier_free = max(self.barrier_free, now) + self.bar_interval
-        met = warp.cta.met[warp.index % max(1, self.warps // step.amount)]
-        met.append(warp if step.special == "barrier" else None)
-        if step.special == "barrier":
+        met = warp.cta.met[warp.index % max(1, self.warps // count) if count else _ALL]
+        met.append(warp if waits else None)
+        if waits:
             warp.ready = NEVER
-        if len(met) == step.amount:
-            for other in met:
-                if other is not None:
-                    other.next = max(other.next, self.barrier_free + self.bar_latency)
-                    self.settle(other)
-            met.clear()
-        return step.special == "reach"
+        if len(met) == (count or warp.cta.left):
+            self.meet(met)
+        return not waits
 
-    def meet(self, cta: _Cta) -> None:
+    def meet(self, met: list[_Warp | None]) -> None:
         """Let the warps at a barrier go on."""
-        others, cta.at_barrier = cta.at_barrier, []
+        others = [other for other in met if other is not None]
+        met.clear()
         for other in others:
             other.next = max(other.next, self.barrier_free + self.bar_latency)
             self.settle(other)

@@ -129,6 +129,7 @@ def test_warps_have_roles() -> None:
     [
         ({1: (20, Op("ISETP.NE.AND P3, PT, R0, RZ, PT", label=".L_x_1"))}, 4),  # another decision in each round
         ({1: (20, Op("R2P PR, R0, 0x8", label=".L_x_1"))}, 4),
+        ({2: (20, Op("BRA.U UP0, `(.L_x_2)"))}, 4),  # no guard
         ({}, 0),
         ({}, 8),
     ],

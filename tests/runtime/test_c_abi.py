@@ -166,10 +166,14 @@ def test_sanitized(sanitize: str, tmp_path: Path) -> None:
         "examples/attention.c",
     ):
         run(compiled(ROOT / source, built, tmp_path, *flags), "virtual", **options)
-    if sanitize == "thread":
-        return  # cuda_failures.c has one thread, and takes minutes here
-    generated = f"-I{write_header(tmp_path / 'generated')}"
-    program = compiled(ROOT / "tests" / "runtime" / "cuda_failures.c", built, tmp_path, *flags, generated, "-ldl")
-    run(program, **options, LD_LIBRARY_PATH=str(fake_cuda(tmp_path / "fake", *flags)))
-    limited = fake_cuda(tmp_path / "limited", *flags, "-DWITHOUT_TENSOR_MAPS")
+    if sanitize != "thread":  # cuda_failures.c has one thread
+        run_failures(built, tmp_path, flags, options)
+
+
+def run_failures(library: Path, folder: Path, flags: list[str], options: dict[str, str]) -> None:
+    """Run the calls that fail with drivers that fail, all compiled with sanitizers."""
+    generated = f"-I{write_header(folder / 'generated')}"
+    program = compiled(ROOT / "tests" / "runtime" / "cuda_failures.c", library, folder, *flags, generated, "-ldl")
+    run(program, **options, LD_LIBRARY_PATH=str(fake_cuda(folder / "fake", *flags)))
+    limited = fake_cuda(folder / "limited", *flags, "-DWITHOUT_TENSOR_MAPS")
     run(program, "limits", **options, LD_LIBRARY_PATH=str(limited))
