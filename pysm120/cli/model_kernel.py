@@ -375,13 +375,14 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
             message = f"--branch is {address:#x}, where {model.function.name} has no conditional branch"
             raise InvalidArgumentError(message)
     rounds, problem = _launch(model, arguments)
+    warps = problem.warps(record_of(model.function.name, arguments.tile)) if problem else []
     all_ctas = number(arguments.ctas, "--ctas") if model.recording and model.recording.share < 1 else None
     leaving = all_ctas - len(rounds) if all_ctas else 0
     record, of_keys = record_of(model.function.name), None
     of_library = {"attention": splits.of_library, BACKWARD: splits.of_backward}.get(record.operation)
     if problem and kernel.file is None and of_library and not record.features:
         of_keys = of_library(record, problem, chip)
-        rounds = of_keys.rounds(record, problem)
+        rounds, warps = of_keys.rounds(record, problem), of_keys.warps(record, problem)
     held = problem.tensor_bytes(record) if problem else 0
     kernel.check(model)
     others = kernel.others(model, rounds)
@@ -396,7 +397,7 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
 
     def prediction_of(model: KernelModel, others: list[roles.Other]) -> Prediction:
         return predict.predict(
-            model, rounds, others=others, tensor_bytes=held, dram_bytes=dram, reread_bytes=again,
+            model, rounds, warps=warps, others=others, tensor_bytes=held, dram_bytes=dram, reread_bytes=again,
             issues=kernel.issues, leaving=leaving, keep_events=keep_events,
         )  # fmt: skip
 

@@ -4,7 +4,7 @@ import dataclasses
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from pysm120.machine_code import pipes
@@ -112,7 +112,7 @@ class _Time:
     each: float
     first: float = 0.0
 
-    def of(self, rounds: int) -> float:
+    def of(self, rounds: float) -> float:
         return self.begin + rounds * self.each
 
 
@@ -324,6 +324,7 @@ def predict(
     model: KernelModel,
     rounds: Sequence[int],
     *,
+    warps: Sequence[int] = (),
     others: Sequence[Other] = (),
     tensor_bytes: float = 0,
     dram_bytes: float | None = None,
@@ -340,6 +341,8 @@ def predict(
         The kernel.
     rounds : sequence of int
         The rounds of each CTA, in order; 0 if the kernel has no loop.
+    warps : sequence of int
+        The warps of each CTA that have rows, in this order; the others only take part in hand-overs. Default: all.
     others : sequence of Other
         What every CTA executes besides.
     tensor_bytes : float
@@ -361,7 +364,9 @@ def predict(
     least = _least(model, rounds)
     more = _more(model, least, rounds)
     times, outcome = _times(model, slots, least, more, max(rounds), others)
-    launch = _spread(rounds, leaving)
+    launch = _spread(
+        _as_long(model, rounds, warps, lambda few: _time(few, slots, least, more, max(rounds))[0]), leaving
+    )
     leaves = _leaves(model, slots) if leaving else 0.0
     sms = _Sms(launch, times, int(chip["sms"]), leaves, even=not model.has_products)
     clocks = sms.run() + times[-1].first + float(chip["launch_clocks"])
@@ -424,7 +429,25 @@ def _events(model: KernelModel, slots: int) -> list[Event]:
     return model.run([3 if model.paths.around else 0] * slots, slots, _STAGGER, keep_events=True).events
 
 
-def _spread(rounds: Sequence[int], leaving: int) -> list[int]:
+def _as_long(
+    model: KernelModel, rounds: Sequence[int], warps: Sequence[int], time_of: Callable[[KernelModel], _Time]
+) -> Sequence[float]:
+    """Return for each CTA the rounds in which it would take as long if all of its warps had rows."""
+    few = set(warps) - {model.warps}
+    if not few or not model.paths.around:
+        return rounds
+    of_all = time_of(model)
+    of_few = {
+        count: time_of(dataclasses.replace(model, paths=dataclasses.replace(model.paths, working=count)))
+        for count in few
+    }
+    return [
+        max(0.0, (of_few[count].of(n) - of_all.begin) / of_all.each) if count in few else n
+        for n, count in zip(rounds, warps, strict=True)
+    ]
+
+
+def _spread(rounds: Sequence[float], leaving: int) -> list[float]:
     """Return the rounds of all CTAs of a launch, with those that leave evenly between the others."""
     total = len(rounds) + leaving
     stays = iter(rounds)
@@ -464,12 +487,12 @@ class _Sms:
     """
 
     def __init__(
-        self, rounds: Sequence[int], times: Sequence[_Time], sms: int, leaves: float = 0.0, *, even: bool = False
+        self, rounds: Sequence[float], times: Sequence[_Time], sms: int, leaves: float = 0.0, *, even: bool = False
     ) -> None:
         self.ahead, self.leaves, self.even = list(reversed(rounds)), leaves, even and len(rounds) <= sms * len(times)
         self.times = times
         self.resident: list[dict[int, float]] = [{} for _ in range(sms)]  # the unfinished share of each CTA
-        self.rounds: dict[int, int] = {}
+        self.rounds: dict[int, float] = {}
         self.since = [0.0] * sms
         self.plans: list[
             tuple[float, int, int, int]
@@ -495,7 +518,7 @@ class _Sms:
         rate = self.rate(older + 1, rounds) - self.rate(older, rounds)
         return 1 / max(rate, _LEAST * self.rate(1, rounds))
 
-    def rate(self, resident: int, rounds: int) -> float:
+    def rate(self, resident: int, rounds: float) -> float:
         """Return the throughput of an SM, in CTAs per clock, for a number of rounds and of resident CTAs."""
         return resident / self.times[resident - 1].of(rounds) if resident else 0.0
 

@@ -82,20 +82,36 @@ class Problem:
         q_rows, kv_rows = tile_of(kernel)
         q_tiles, kv_tiles = -(-self.q_rows // q_rows), -(-self.rows // kv_rows)
         if kernel.operation == BACKWARD:
-            heads, share = self.batch * self.groups, self.heads // self.groups
+            share = self.heads // self.groups
             one = [share * (q_tiles - (tile * kv_rows // q_rows if self.causal else 0)) for tile in range(kv_tiles)]
         else:
-            heads = self.batch * self.heads
             kv_rows *= max(1, kernel.key_groups)
             kv_tiles = -(-self.rows // kv_rows)
             one = [
                 min(kv_tiles, -(-min(self.rows, (tile + 1) * q_rows) // kv_rows)) if self.causal else kv_tiles
                 for tile in reversed(range(q_tiles))
             ]
+        return self._of_heads(kernel, one, heads_together)
+
+    def warps(self, kernel: Builtin, heads_together: int | None = None) -> list[int]:
+        """Return the warps of every CTA that have rows of queries, in the order of ``rounds``; empty: all of them.
+
+        A last tile may have fewer rows than the others. Where groups of warps share rows, some of each group have rows.
+        """
+        q_rows, _ = tile_of(kernel)
+        warps, all_tiles = kernel.threads // 32, -(-self.q_rows // q_rows)
+        if kernel.operation == BACKWARD or kernel.key_groups > 1 or self.q_rows % q_rows == 0 or not warps:
+            return []
+        last = self.q_rows - (all_tiles - 1) * q_rows
+        return self._of_heads(kernel, [-(-last * warps // q_rows), *[warps] * (all_tiles - 1)], heads_together)
+
+    def _of_heads(self, kernel: Builtin, one: list[int], heads_together: int | None) -> list[int]:
+        """Return what the tiles of every head have, in the order of the launch, from those of a head in this order."""
+        heads = self.batch * (self.groups if kernel.operation == BACKWARD else self.heads)
         if heads_together is None:
             heads_together = max(1, min(kernel.group_heads, kernel.group_rows // self.rows)) if self.causal else 1
         groups = [min(heads_together, heads - first) for first in range(0, heads, heads_together)]
-        return [rounds for group in groups for rounds in one for _ in range(group)]
+        return [of_tile for group in groups for of_tile in one for _ in range(group)]
 
     def __str__(self) -> str:
         heads = f"{self.heads}/{self.kv_heads}" if self.kv_heads else str(self.heads)

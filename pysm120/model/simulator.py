@@ -93,6 +93,8 @@ class Paths:
 
     ``ways``, if rounds differ: called with a CTA's number of rounds, True for loaders, and None or a warp, it returns
     the steps of each round. With ``has_roles`` the steps of warps differ in every round.
+
+    ``working``: the warps of a CTA that have rows, if not all have; each further one only hands over in its rounds.
     """
 
     before: list[Step]
@@ -111,6 +113,7 @@ class Paths:
     load_behind: list[Step] | None = None
     between: Sequence[Step] = ()
     has_roles: bool = False
+    working: int | None = None
 
     def fit(self, chip: Chip) -> bool:
         """Whether the code of the rounds fits in the instruction cache."""
@@ -120,14 +123,29 @@ class Paths:
         """Return the steps of a warp of a CTA in each round of a Q tile, whose first one is round ``first``."""
         loads = warp in self.loaders
         ways = self.ways(count, loads, warp) if self.has_roles and self.ways else self.rounds(count, loads=loads)
-        if warp not in self.turns:
+        if warp in self.turns:
+            turn, others = self.turns.index(warp), self.rounds(count)
+            ways = [(ways if (first + n) % len(self.turns) == turn else others)[n] for n in range(count)]
+        if self.working is None or warp < self.working:
             return ways
-        turn, others = self.turns.index(warp), self.rounds(count)
-        return [(ways if (first + n) % len(self.turns) == turn else others)[n] for n in range(count)]
+        handed = {id(way): _hand_overs(way) for way in ways}
+        return [handed[id(way)] for way in ways]
 
     def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
         """Return the steps of a warp in each round of a CTA with a number of rounds."""
         return self.ways(count, loads, None) if self.ways else [self.load_around if loads else self.around] * count
+
+
+def _hand_overs(way: Sequence[Step]) -> list[Step]:
+    """Return the steps of a round in which a warp takes part in hand-overs, and those that wait for them."""
+    found, held = list[Step](), 0
+    for step in way:
+        if step.special or step.waits & held:
+            found.append(step)
+            held &= ~step.waits
+        if step.special == "wait" and step.writes >= 0:
+            held |= 1 << step.writes
+    return found or [*way[-1:]]
 
 
 class Event(NamedTuple):

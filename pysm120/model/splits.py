@@ -45,6 +45,15 @@ class Splits:
         of_tile = [-(-(end - begin) // groups) for begin, end in itertools.pairwise(ends)]
         return whole[: self.first] + of_tile * (len(whole) - self.first)
 
+    def warps(self, kernel: Builtin, problem: Problem) -> list[int]:
+        """Return the warps of every CTA that have rows, in the order in which the CTAs start; empty: all of them.
+
+        Where every row sees all keys, the tiles with fewer rows come last.
+        """
+        whole = problem.warps(kernel, self.group)
+        whole = whole if problem.causal else sorted(whole, reverse=True)
+        return whole[: self.first] + [warps for warps in whole[self.first :] for _ in range(self.splits)]
+
     def clocks(self, kernel: Builtin, problem: Problem, chip: Chip) -> float:
         """Return the clocks of the launch that adds up the splits: it starts, and reads them from L2."""
         if self.splits == 1:

@@ -3,7 +3,7 @@
 import pytest
 
 from pysm120.machine_code import pipes
-from pysm120.model import chips, kernel_model, predict, validation
+from pysm120.model import chips, kernel_model, predict, splits, validation
 from pysm120.model.problem import Problem
 from pysm120.runtime.module import builtin_image, builtins
 
@@ -63,3 +63,32 @@ def test_tiles_follow_each_other_without_a_gap(model: kernel_model.KernelModel) 
     one, two, four_tiles = clocks(1), clocks(2), clocks(4)
     assert four_tiles - two == pytest.approx(2 * (two - one), rel=1e-6)
     assert two - one < one - float(CHIP["launch_clocks"])
+
+
+@pytest.mark.parametrize(
+    ("problem", "wanted"),
+    [
+        (Problem(1, 384, 2, 128), []),  # two whole tiles of 192 rows
+        (Problem(1, 400, 2, 128), [12, 12, 12, 12, 1, 1]),  # and one of 16 rows, of a head
+        (Problem(1, 400, 2, 128, causal=True), [1, 12, 12, 1, 12, 12]),
+        (Problem(1, 65, 2, 128), [5, 5]),
+    ],
+)
+def test_warps_that_have_rows(problem: Problem, wanted: list[int]) -> None:
+    """Where every row sees all keys, the tiles with fewer rows come last; where not, the longest tile of a head."""
+    kernel = next(b for b in builtins() if b.entry == GOES_ON)
+    tiles = len(problem.rounds(kernel))
+    assert splits.Splits(tiles, 1).warps(kernel, problem) == wanted
+    assert splits.Splits(tiles - 1, 3).warps(kernel, problem) == wanted + wanted[-1:] * 2
+
+
+def test_tiles_with_fewer_rows_take_less_time(model: kernel_model.KernelModel) -> None:
+    """The fewer warps have rows, the less; a tile of a warp takes more than its share."""
+    rounds = [8] * 4 * int(CHIP["sms"])
+
+    def clocks(warps: int | None) -> float:
+        return predict.predict(model, rounds, warps=[warps] * len(rounds) if warps else []).clocks
+
+    of_all = clocks(None)
+    assert clocks(model.warps) == of_all
+    assert of_all / 2 < clocks(4) < clocks(8) < 0.9 * of_all

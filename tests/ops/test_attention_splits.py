@@ -200,6 +200,21 @@ def test_the_last_wave_is_split(sizes: tuple[int, ...], wanted: tuple[int, int])
 
 
 @pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ((4, 2048, 2048, 32, 32, 128), (1360, 4)),  # 1,280 tiles of 192 rows, then 128 of 128
+        ((1, 4096, 4096, 32, 32, 128), (680, 8)),  # 672 tiles, then 32 of 64 rows
+        ((1, 1920, 4096, 17, 17, 128), (170, 1)),  # a full wave
+        ((1, 2000, 4096, 17, 17, 128), (170, 8)),  # a full wave, then 17 tiles of 80 rows
+    ],
+)
+def test_tiles_with_fewer_rows_count_less(sizes: tuple[int, ...], wanted: tuple[int, int]) -> None:
+    with pysm120.Device("virtual") as device:
+        assert chosen(device, sizes, lib.SM120_MXFP8) == wanted
+
+
+@pytest.mark.virtual
 @pytest.mark.parametrize("precision", ["f16", "mxfp8", "nvfp4_mxfp8"])
 def test_the_last_wave_is_right_in_every_order(rng: np.random.Generator, precision: str) -> None:
     """With full checks; two seeds give the same bits; tiles in front of the last wave have those of a call without."""
@@ -221,6 +236,26 @@ def test_the_last_wave_is_right_in_every_order(rng: np.random.Generator, precisi
     bound = {"f16": 1e-3, "mxfp8": 0.08, "nvfp4_mxfp8": 0.2}[precision]
     assert relative_error(found[0][0].astype(np.float64), wanted) < bound
     np.testing.assert_allclose(found[0][1], sums, atol=0.2 if precision != "f16" else 1e-4)
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4_mxfp8"])
+@pytest.mark.parametrize(("heads", "rows"), [(3, 448), (6, 200), (5, 385)])
+def test_tiles_with_fewer_rows_come_last(rng: np.random.Generator, precision: str, heads: int, rows: int) -> None:
+    """The last wave has the last tiles of the heads; the others have the bits of a call without splits."""
+    q, k, v = drawn(rng, "bf16", (1, rows, 1024, heads, heads, 128))
+    tiles = -(-rows // 192)
+    order = [(head, tile) for head in range(heads) for tile in reversed(range(tiles - 1))]
+    order += [(head, tiles - 1) for head in range(heads)]
+    with pysm120.Device("virtual?multiprocessors=4") as device:
+        sizes, kind = (1, rows, 1024, heads, heads, 128), f"SM120_{precision.upper()}"
+        first, splits = chosen(device, sizes, getattr(lib, kind))
+        assert splits > 1
+        options: dict[str, Any] = {"precision": precision, "out_dtype": np.float32, "device": device}
+        found, alone = (attention(q, k, v, num_splits=n, **options) for n in (None, 1))
+    for number, (head, tile) in enumerate(order):
+        at = (0, slice(192 * tile, 192 * (tile + 1)), head)
+        assert np.array_equal(found[at], alone[at]) == (number < first), (head, tile)
 
 
 # ---- what is refused ------------------------------------------------------------------------

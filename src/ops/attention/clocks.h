@@ -15,12 +15,17 @@ struct attention_estimate {
      * from one to the other, which takes `start` more clocks. */
     struct attention_pace alone, each;
     double start;
-    double average, most; /* rounds of the CTAs, and of the longest */
-    int64_t sms, tiles;
-    double tile_bytes; /* that the results of a split of a tile move */
+    double average, most;      /* rounds of the CTAs, and of the longest */
+    int64_t sms, tiles, whole; /* Q tiles; those that come before the last ones of all heads, or all */
+    double last;               /* the clocks of such a last tile, for each of one with all rows */
+    double tile_bytes;         /* that the results of a split of a tile move */
 };
 struct attention_estimate attention_estimate_of(const struct device *device, const struct attention *call,
                                                 const struct kernel_record *record);
+
+/* The Q tiles of a launch that come before the last one of each head, because that one has fewer rows and as many
+ * rounds; 0: the tiles of each head follow one another. */
+int64_t attention_whole_tiles(const struct attention *call, const struct kernel_record *record);
 
 /* Estimate the clocks of a launch whose Q tiles from `first` on have `splits` CTAs each, and of the launch that adds
  * them up. */

@@ -21,21 +21,27 @@ static const char *obstacle(const struct attention *call) {
                                                : NULL;
 }
 
-/* The number of splits that takes the least time, and the first Q tile that is split. */
+/* The number of splits that takes the least time, and the first Q tile that is split: the first one of the last wave,
+ * or of the last wave of tiles with all rows. */
 static int64_t choose(const struct device *device, const struct attention *call, const struct kernel_record *record,
                       int64_t *first, double *clocks) {
     const struct attention_estimate estimate = attention_estimate_of(device, call, record);
-    const int64_t full = estimate.tiles / estimate.sms * estimate.sms;
+    const int64_t sms = estimate.sms, starts[] = {estimate.tiles / sms * sms, estimate.whole / sms * sms};
     const int64_t kv_tiles = (call->args->kv_rows + record->kv_rows - 1) / record->kv_rows;
     const int64_t most = kv_tiles < SPLITS_MAX ? kv_tiles : SPLITS_MAX;
     int64_t best = 1;
-    *clocks = attention_clocks_with(&estimate, full, 1);
+    *first = estimate.tiles;
+    *clocks = attention_clocks_with(&estimate, starts[0], 1);
     for (int64_t splits = 2; splits <= most && obstacle(call) == NULL; ++splits) {
-        const double found = attention_clocks_with(&estimate, full, splits);
-        best = found < *clocks ? splits : best;
-        *clocks = found < *clocks ? found : *clocks;
+        for (int i = 0; i < 1 + (starts[1] != starts[0]); ++i) {
+            const double found = attention_clocks_with(&estimate, starts[i], splits);
+            if (found < *clocks) {
+                *clocks = found;
+                *first = starts[i];
+                best = splits;
+            }
+        }
     }
-    *first = best > 1 ? full : estimate.tiles;
     return best;
 }
 
@@ -55,7 +61,7 @@ sm120_status attention_split(const struct device *device, const struct attention
     const sm120_attention_args *const args = call->args;
     const int64_t tiles = attention_ctas(call, record);
     double clocks = 0;
-    *split = (struct split){.tiles = tiles, .first = tiles, .splits = 1};
+    *split = (struct split){.tiles = tiles, .first = tiles, .splits = 1, .whole = attention_whole_tiles(call, record)};
     if (args->num_splits > 1) {
         const char *const why = obstacle(call);
         if (why != NULL) {
@@ -95,7 +101,8 @@ struct splits_parameters attention_splits_at(const struct split *split, sm120_ad
     return (struct splits_parameters){.split_o = area,
                                       .split_lse = area + (uint64_t)split->o_bytes,
                                       .first_split = (uint32_t)split->first,
-                                      .splits = (uint32_t)split->splits};
+                                      .splits = (uint32_t)split->splits,
+                                      .whole_tiles = (uint32_t)split->whole};
 }
 
 sm120_status attention_splits_prepare(struct device *device, const struct attention *call,
@@ -123,6 +130,7 @@ sm120_status attention_splits_prepare(struct device *device, const struct attent
         .o_row_stride = call->o.row_stride,
         .first_split = at.first_split,
         .splits = at.splits,
+        .whole_tiles = at.whole_tiles,
         .heads = (uint32_t)args->heads,
         .q_rows = (uint32_t)args->q_rows,
         .q_tiles = (uint32_t)((args->q_rows + record->q_rows - 1) / record->q_rows),

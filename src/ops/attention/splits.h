@@ -7,9 +7,10 @@
 #include "ops/attention/attention.h"
 
 /* Of `tiles` Q tiles, in the order of the launch, those from `first` on have `splits` CTAs each. Without splits,
- * `first` is `tiles` and no memory is needed. */
+ * `first` is `tiles` and no memory is needed. The `whole` first ones come before the last one of each head, which has
+ * fewer rows; 0: every head's tiles follow one another. */
 struct split {
-    int64_t tiles, first, splits;
+    int64_t tiles, first, splits, whole;
     int64_t o_bytes, bytes; /* of the results of all splits: O, then LSE */
 };
 
