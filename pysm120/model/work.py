@@ -81,6 +81,7 @@ class Attention:
             "split_lse": np.uint64(0),
             "first_split": np.uint32(problem.batch * problem.heads * tiles),
             "splits": np.uint32(1),
+            "whole_tiles": np.uint32(0),
         }
         self._kept = arrays
         self._arguments = self.kernel.by_name(values)
