@@ -10,7 +10,7 @@ from platforms import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = [word for target in TARGETS.values() for word in (target.cc, *target.runner[:1])]
-PARTS = ["test: none", "test --rest: none", "lint: none"]
+PARTS = ["test --durations 20: none", "test --rest --durations 20: none", "lint: none"]
 SYSTEMS = [f"test tests/runtime/test_platforms.py: {name}" for name in TARGETS]
 USED = ("dirname", "date", "timeout", "sh", "cp", "paste", "sleep")
 
