@@ -240,7 +240,7 @@ def test_the_last_wave_is_right_in_every_order(rng: np.random.Generator, precisi
 
 @pytest.mark.virtual
 @pytest.mark.parametrize("precision", ["mxfp8", "nvfp4_mxfp8"])
-@pytest.mark.parametrize(("heads", "rows"), [(3, 448), (6, 200), (5, 385)])
+@pytest.mark.parametrize(("heads", "rows"), [(3, 448), (3, 320), (2, 500)])
 def test_tiles_with_fewer_rows_come_last(rng: np.random.Generator, precision: str, heads: int, rows: int) -> None:
     """The last wave has the last tiles of the heads; the others have the bits of a call without splits."""
     q, k, v = drawn(rng, "bf16", (1, rows, 1024, heads, heads, 128))
