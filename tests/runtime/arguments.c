@@ -46,9 +46,9 @@ int main(void) {
     expect(pointers.values[11] == &copy.to_columns && pointers.bytes[11] == 4, "to the last");
 
     expect(launch_of(&pointers, ARGUMENTS(&more), 1, uniform, NULL, &launch) == SM120_OK, "a struct that begins so");
-    expect(launch.argument_count == 25 && pointers.values[14] == &more.q_tiles, "the first ones");
+    expect(launch.argument_count == 26 && pointers.values[14] == &more.q_tiles, "the first ones");
     expect(launch_of(&pointers, ARGUMENTS(&more), 1, any, NULL, &launch) == SM120_OK, "all of it");
-    expect(launch.argument_count == 48 && pointers.values[46] == &more.sequence.softcap, "in a group");
+    expect(launch.argument_count == 49 && pointers.values[47] == &more.sequence.softcap, "in a group");
 
     expect(launch_of(&pointers, ARGUMENTS(&less), 1, any, NULL, &launch) == SM120_INTERNAL, "too short a struct");
     expect(strstr(sm120_last_error(), any->entry) != NULL, "the message names the kernel");
