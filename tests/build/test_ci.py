@@ -42,7 +42,7 @@ def run(
     programs.mkdir()
     text = (ROOT / ".ci" / "run").read_text()
     (home / ".ci" / "run").write_text(
-        text.replace("SECONDS=720", "SECONDS=4").replace("SECONDS=60", "SECONDS=3") if hurried else text
+        text.replace("SECONDS=480", "SECONDS=4").replace("SECONDS=60", "SECONDS=3") if hurried else text
     )
     program(home, "build.sh", f'echo "$*: $PYSM120_PLATFORMS"\n{build}')
     for name in USED:
