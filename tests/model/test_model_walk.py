@@ -84,10 +84,10 @@ def test_warps_that_have_rows(problem: Problem, wanted: list[int]) -> None:
 
 def test_tiles_with_fewer_rows_take_less_time(model: kernel_model.KernelModel) -> None:
     """The fewer warps have rows, the less; a tile of a warp takes more than its share."""
-    rounds = [8] * 4 * int(CHIP["sms"])
+    rounds, kernel = [8] * 4 * int(CHIP["sms"]), predict.shared(model)
 
     def clocks(warps: int | None) -> float:
-        return predict.predict(model, rounds, warps=[warps] * len(rounds) if warps else []).clocks
+        return predict.predict(kernel, rounds, warps=[warps] * len(rounds) if warps else []).clocks
 
     of_all = clocks(None)
     assert clocks(model.warps) == of_all
