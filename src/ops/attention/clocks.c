@@ -177,10 +177,28 @@ static double clocks_of_mixed(const struct attention_estimate *estimate) {
     return fmax(shared, clocks_of(alone, estimate->most));
 }
 
+/* The clocks of the launch that adds up so many splits of `left` tiles. */
+static double clocks_of_merge(const struct attention_estimate *estimate, int64_t left, int64_t splits) {
+    const double merge = 3000, bytes_per_clock = 16; /* of a multiprocessor */
+    const double moved = (double)(left * splits) * estimate->tile_bytes;
+    return splits > 1 ? merge + moved / (bytes_per_clock * (double)estimate->sms) : 0;
+}
+
+double attention_least_clocks(const struct attention_estimate *estimate, int64_t first, int64_t splits) {
+    const struct attention_pace alone = estimate->alone, each = estimate->each;
+    const int64_t whole = first < estimate->whole ? first : estimate->whole, left = estimate->tiles - first;
+    const int64_t whole_left = estimate->whole - whole;
+    const double of_tile = clocks_of(each, estimate->most);
+    const double of_splits = (double)splits * clocks_of(each, estimate->most / (double)splits);
+    const double work = ((double)whole + estimate->last * (double)(first - whole)) * of_tile +
+                        ((double)whole_left + estimate->last * (double)(left - whole_left)) * of_splits;
+    const double last = fmin(0, estimate->most * (alone.round - each.round));
+    return work / (double)estimate->sms + last + estimate->start + clocks_of_merge(estimate, left, splits);
+}
+
 /* Splits have the average number of rounds, but for the last one. Where two CTAs share a multiprocessor, the last one
  * ends alone; where a CTA does the work of many, it starts once. */
 double attention_clocks_with(const struct attention_estimate *estimate, int64_t first, int64_t splits) {
-    const double merge = 3000, bytes_per_clock = 16; /* of a multiprocessor */
     const struct attention_pace alone = estimate->alone, each = estimate->each;
     const int64_t left = estimate->tiles - first, whole = first < estimate->whole ? first : estimate->whole;
     const double most = estimate->most, fewer = most / (double)splits, rest = left > 0 ? ceil(fewer) - fewer : 0;
@@ -195,6 +213,5 @@ double attention_clocks_with(const struct attention_estimate *estimate, int64_t 
     const double last = (left > 0 ? ceil(fewer) : most) * (alone.round - each.round) + rest * each.round;
     const double clocks =
         fmax(end_of(&schedule) + last + estimate->start, clocks_of(alone, first > 0 ? most : ceil(fewer)));
-    const double moved = (double)(left * splits) * estimate->tile_bytes;
-    return clocks + (splits > 1 ? merge + moved / (bytes_per_clock * (double)estimate->sms) : 0);
+    return clocks + clocks_of_merge(estimate, left, splits);
 }

@@ -31,4 +31,7 @@ int64_t attention_whole_tiles(const struct attention *call, const struct kernel_
  * them up. */
 double attention_clocks_with(const struct attention_estimate *estimate, int64_t first, int64_t splits);
 
+/* Clocks that such a launch takes at least, were its work spread evenly; more splits never take less. */
+double attention_least_clocks(const struct attention_estimate *estimate, int64_t first, int64_t splits);
+
 #endif

@@ -33,6 +33,10 @@ static int64_t choose(const struct device *device, const struct attention *call,
     *first = estimate.tiles;
     *clocks = attention_clocks_with(&estimate, starts[0], 1);
     for (int64_t splits = 2; splits <= most && obstacle(call) == NULL; ++splits) {
+        if (attention_least_clocks(&estimate, starts[0], splits) >= *clocks &&
+            attention_least_clocks(&estimate, starts[1], splits) >= *clocks) {
+            break;
+        }
         for (int i = 0; i < 1 + (starts[1] != starts[0]); ++i) {
             const double found = attention_clocks_with(&estimate, starts[i], splits);
             if (found < *clocks) {
