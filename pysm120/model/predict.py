@@ -491,13 +491,16 @@ class _Sms:
     ) -> None:
         self.ahead, self.leaves, self.even = list(reversed(rounds)), leaves, even and len(rounds) <= sms * len(times)
         self.times = times
-        self.resident: list[dict[int, float]] = [{} for _ in range(sms)]  # the unfinished share of each CTA
+        # The unfinished share of each CTA, the oldest first, and the time of each beside the others since the plan.
+        self.resident: list[dict[int, float]] = [{} for _ in range(sms)]
+        self.clocks: list[list[float]] = [[] for _ in range(sms)]
         self.rounds: dict[int, float] = {}
         self.since = [0.0] * sms
         self.plans: list[
             tuple[float, int, int, int]
         ] = []  # end of the next CTA, its SM, its index, version of the plan
         self.latest = [0] * sms
+        self.known = dict[tuple[int, float], float]()  # times of a CTA by the number of older ones, and its rounds
 
     def take(self, sm: int) -> None:
         """Start the next CTA."""
@@ -506,17 +509,28 @@ class _Sms:
             self.rounds[cta] = self.ahead.pop()
             self.resident[sm][cta] = 1.0
 
-    def clocks(self, sm: int, cta: int) -> float:
-        """Return the time of a CTA beside the other CTAs of its SM."""
-        rounds = self.rounds[cta]
-        if rounds == _LEAVES:
-            return max(self.leaves, 1.0)
-        others = [other for other in self.resident[sm] if self.rounds[other] != _LEAVES]
-        if self.even:
-            return self.times[len(others) - 1].of(rounds)
-        older = sum(other < cta for other in others)
-        rate = self.rate(older + 1, rounds) - self.rate(older, rounds)
-        return 1 / max(rate, _LEAST * self.rate(1, rounds))
+    def all_clocks(self, sm: int) -> list[float]:
+        """Return the time of each CTA of an SM beside the others."""
+        of_all = [self.rounds[cta] for cta in self.resident[sm]]
+        others = len(of_all) - of_all.count(_LEAVES)
+        older, found = 0, []
+        for rounds in of_all:
+            if rounds == _LEAVES:
+                found.append(max(self.leaves, 1.0))
+            elif self.even:
+                found.append(self.times[others - 1].of(rounds))
+            else:
+                found.append(self.behind(older, rounds))
+                older += 1
+        return found
+
+    def behind(self, older: int, rounds: float) -> float:
+        """Return the time of a CTA beside a number of older ones."""
+        clocks = self.known.get((older, rounds))
+        if clocks is None:
+            rate = self.rate(older + 1, rounds) - self.rate(older, rounds)
+            clocks = self.known[older, rounds] = 1 / max(rate, _LEAST * self.rate(1, rounds))
+        return clocks
 
     def rate(self, resident: int, rounds: float) -> float:
         """Return the throughput of an SM, in CTAs per clock, for a number of rounds and of resident CTAs."""
@@ -525,10 +539,14 @@ class _Sms:
     def plan(self, sm: int) -> None:
         """Find which CTA of an SM ends next."""
         self.latest[sm] += 1
-        left = {cta: max(0.0, share) * self.clocks(sm, cta) for cta, share in self.resident[sm].items()}
+        self.clocks[sm] = self.all_clocks(sm)
+        left = [
+            max(0.0, share) * clocks for share, clocks in zip(self.resident[sm].values(), self.clocks[sm], strict=True)
+        ]
         if left:
-            cta = min(left, key=lambda c: left[c])
-            heapq.heappush(self.plans, (self.since[sm] + left[cta], sm, cta, self.latest[sm]))
+            least = min(left)
+            cta = [*self.resident[sm]][left.index(least)]
+            heapq.heappush(self.plans, (self.since[sm] + least, sm, cta, self.latest[sm]))
 
     def run(self) -> float:
         """Return when the last CTA ends."""
@@ -543,10 +561,9 @@ class _Sms:
             at, sm, ended, number = heapq.heappop(self.plans)
             if number != self.latest[sm]:
                 continue
-            now = at
-            passed = {cta: (now - self.since[sm]) / self.clocks(sm, cta) for cta in self.resident[sm]}
-            for cta, share in passed.items():
-                self.resident[sm][cta] -= share
+            now, passed = at, at - self.since[sm]
+            for cta, clocks in zip(self.resident[sm], self.clocks[sm], strict=True):
+                self.resident[sm][cta] -= passed / clocks
             self.since[sm] = now
             del self.resident[sm][ended]
             self.take(sm)
