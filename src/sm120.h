@@ -177,6 +177,7 @@ typedef struct sm120_profile_row {
     uint64_t global_wavefronts;       /* passes over the data of L1 that loads of global memory take */
     const char *from_file;            /* of inlined code: file and line of the kernel that called it, as .loc says; */
     uint32_t from_line;               /* else "" and 0 */
+    uint64_t global_first_lines;      /* of global_lines: those that the CTA had not touched before */
 } sm120_profile_row;
 
 /* Open a profile: the virtual device counts by statement in all launches from now on, which take about twice as long.

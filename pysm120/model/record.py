@@ -35,6 +35,7 @@ _COUNTS = (  # of a file
     "global_lines", "global_l2_accesses", "global_l2_sectors", "shared_paired_accesses",
     "global_wavefronts",
 )  # fmt: skip
+_FIRST = "global_first_lines"  # of files that were written since 2026-11-29
 _BULK = ("bulk global->shared", "bulk shared->global")  # additions are known from the code
 
 
@@ -243,7 +244,10 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         fields = ("kernel", "row", "opcode", "global_reuse", "bytes", *_COUNTS)
-        rows = [{name: one[name] for name in fields} for one in document["statements"]]
+        rows = [
+            {name: one[name] for name in fields} | {_FIRST: one.get(_FIRST, one["global_lines"])}
+            for one in document["statements"]
+        ]
         sm = document.get("sm") or {"ctas": 0, "l1_bytes": 0}
         together, l1_bytes = int(sm["ctas"]), float(sm["l1_bytes"])
     except OSError as error:
@@ -268,6 +272,6 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
 
 
 def _statement(row: dict[str, Any]) -> Statement:
-    counts: dict[str, Any] = {name: int(row[name]) for name in _COUNTS}
+    counts: dict[str, Any] = {name: int(row[name]) for name in (*_COUNTS, _FIRST)}
     counts["global_reuse"] = {int(least): int(count) for least, count in row["global_reuse"].items()}
     return Statement(str(row["kernel"]), 0, "", 0, int(row["row"]), "", str(row["opcode"]), Counts(**counts))

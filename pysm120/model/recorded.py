@@ -71,6 +71,7 @@ class Sectors(NamedTuple):
     ``fetched``: sectors that an L1 of ``PROFILED_L1`` bytes for each CTA does not hold. ``missed``: share of accesses
     that have any. ``wavefronts``: passes over the data of L1. ``reuse``: sectors that a CTA touches again and no other
     CTA touches, by distance, of loads that L1 keeps. ``accesses``: those of the launch, with a lane that accesses.
+    ``first``: share of the lines that the CTA had not touched before.
     """
 
     touched: float
@@ -80,12 +81,13 @@ class Sectors(NamedTuple):
     wavefronts: float = 0.0
     reuse: Mapping[int, float] = MappingProxyType({})
     accesses: int = 0
+    first: float = 1.0
 
     def times(self, share: float) -> "Sectors":
         """Return the average access if only a share of them has a lane that accesses."""
         return Sectors(
             share * self.touched, share * self.lines, share * self.fetched, share * self.missed,
-            share * self.wavefronts, {least: share * n for least, n in self.reuse.items()}, self.accesses,
+            share * self.wavefronts, {least: share * n for least, n in self.reuse.items()}, self.accesses, self.first,
         )  # fmt: skip
 
     def within(self, l1_bytes: float, profiled: float = PROFILED_L1) -> "Sectors":
@@ -172,7 +174,8 @@ def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, Sectors
             counts = [c.global_sectors, c.global_lines, c.global_l2_sectors, c.global_l2_accesses, c.global_wavefronts]
             sectors, lines, fetched, missed, passes = (count / n for count in counts)
             again = {least: count / n for least, count in reuse.items()}
-            found.setdefault(one.row, Sectors(sectors, lines, fetched, missed, passes, again, n))
+            first = c.global_first_lines / c.global_lines if c.global_lines else 1.0
+            found.setdefault(one.row, Sectors(sectors, lines, fetched, missed, passes, again, n, first))
         elif _ACCESS.match(one.opcode):
             found.setdefault(one.row, Sectors(0.0))
     return found

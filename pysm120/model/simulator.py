@@ -22,6 +22,7 @@ Times are whole clocks.
 import dataclasses
 import heapq
 import math
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -43,6 +44,7 @@ _LANES = 32
 _PASS_BYTES = 128  # of shared memory in a wavefront, one clock
 _OF_GROUPS = ("load", "commit", "drain")
 _OF_BARRIERS = ("barrier", "reach")
+_WHOLE_LINES = re.compile(r"\.LTC(?:128|256)B\b")  # what an access asks L2 for
 _ALL = -1  # the barrier of all warps of a CTA; those of some warps count from 0
 _QUEUED = ("lsu", "xu", "copy")
 _BEFORE, _AROUND, _BETWEEN, _BEHIND = range(4)  # sections of a warp's path
@@ -57,7 +59,8 @@ class Step(NamedTuple):
     ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code.
     ``wavefronts``: passes over the data of shared memory and L1. ``added``: bytes that it adds to L2; ``loaded``,
     ``stored``: bytes that it loads from L2, without cp.async, or stores. A request of few bytes counts as more.
-    ``written``: wavefronts of shared memory that the bytes of a cp.async take when they arrive.
+    ``written``: wavefronts of shared memory that the bytes of a cp.async take when they arrive; ``landing``: its
+    latency until then.
     """
 
     pipe: int
@@ -79,6 +82,7 @@ class Step(NamedTuple):
     loaded: float = 0.0
     stored: float = 0.0
     written: float = 0.0
+    landing: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +270,6 @@ class Simulator:
         self.started = -self.cta_interval  # when the last CTA started
         self.drain_rate, self.drained = float(chip["drain_bytes_per_clock"]), 0.0  # when all stores have left the SM
         self.copy_latency, self.copy_rate = int(chip["copy_latency"]), float(chip["copy_bytes_per_clock"])
-        self.async_latency = int(chip["async_latency"])
         self.load_rate = float(chip.values.get("load_bytes_per_clock", self.copy_rate))
         self.add_rate, self.add_queue = float(chip["add_bytes_per_clock"]), float(chip["add_queue_bytes"])
         self.adds_bind, self.queues_bind = bool(chip["adds_bind"]), queues
@@ -598,7 +601,7 @@ class Simulator:
         if step.special == "load":
             self.copy_free = max(self.copy_free, now) + step.amount / self.load_rate
             self.arriving += step.written
-            warp.landing = max(warp.landing, math.ceil(self.copy_free) + self.async_latency)
+            warp.landing = max(warp.landing, math.ceil(self.copy_free) + step.landing)
         elif step.special == "commit":
             warp.groups.append(warp.landing)
         else:
@@ -738,10 +741,12 @@ class Pipes:
             if not is_idle:
                 latency, loaded, stored = self.of_memory(one, timing.latency, meets=i < last_barrier)
             special, amount = _special(one)
-            written = 0.0
+            written, landing = 0.0, 0
             if special == "load":
                 written = amount / _PASS_BYTES if (recorded := self.written(one)) is None else recorded
-                if (found := self.sectors(one)) is not None:
+                found = self.sectors(one)
+                landing = round(self.at_first(one, found, "async_latency"))
+                if found is not None:
                     amount = round(self.requested(found))
             deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
             steps.append(
@@ -765,6 +770,7 @@ class Pipes:
                     loaded,
                     stored,
                     written,
+                    landing,
                 )
             )
         return steps
@@ -804,6 +810,16 @@ class Pipes:
         of_l1 = self.chip.timing("load_local").latency
         late = self.late(found.requests / found.missed, meets=meets) if found.missed else 0.0
         return of_l1 + found.missed * (latency + late - of_l1), self.requested(found), 0.0
+
+    def at_first(self, one: Instruction, found: Sectors | None, name: str) -> float:
+        """Return a latency of the chip for an access: of DRAM for lines that its CTA touches first, else of L2.
+
+        An access that asks L2 for whole lines has the average latency of its lines. Of any other access the sectors
+        that the CTA has not touched may come from DRAM whatever else it touched of their lines.
+        """
+        first = float(self.chip[name])
+        of_l2 = float(self.chip.values.get(f"l2_{name}", first))
+        return of_l2 + (first - of_l2) * (found.first if found and _WHOLE_LINES.search(one.opcode) else 1.0)
 
     def late(self, lines: float, *, meets: bool) -> float:
         """Return by how much the slowest of a load's lines is later than one alone.

@@ -132,4 +132,5 @@ def from_dram(chip: Chip, busy: float = 0.0, share: float = 0.0) -> Chip:
     cold = Timing(load.pipe, load.interval, float(chip["dram_latency"]) * longer)
     later = int(chip["async_latency"] + cold.latency - load.latency)
     values = {**chip.values, "async_latency": later, "line_spread": chip["dram_spread"], "line_share": share}
+    values["l2_async_latency"] = chip["async_latency"]
     return dataclasses.replace(chip, values=values, timings={**chip.timings, "load_global": cold})

@@ -48,6 +48,8 @@ class Counts:
         has an L1 of 32 KiB.
     global_wavefronts : int
         Passes over the data of L1 that loads of global memory take.
+    global_first_lines : int
+        Those of ``global_lines`` that the CTA had not touched before.
     tensor_flops : int
         Multiplications and additions of mma.
     bytes : dict
@@ -75,6 +77,7 @@ class Counts:
     global_l2_accesses: int = 0
     global_l2_sectors: int = 0
     global_wavefronts: int = 0
+    global_first_lines: int = 0
     tensor_flops: int = 0
     bytes: dict[str, int] = dataclasses.field(default_factory=dict)
     global_reuse: dict[int, int] = dataclasses.field(default_factory=dict)

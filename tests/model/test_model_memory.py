@@ -360,6 +360,34 @@ def test_tiles_that_many_ctas_load_ahead_come_from_l2(tmp_path: Path, capsys: py
         assert (far["clocks_per_round"] == near["clocks_per_round"]) is is_alike
 
 
+def test_parts_of_a_line_come_from_l2_if_the_first_asked_for_all_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A round copies 32 bytes of each of 16 rows, so one of four rounds touches lines that the CTA had not touched."""
+    path, chip = tmp_path / "k.ptx", chips.load("rtx5090")
+    rows = "shl.b32 i, tid, 11;\n    and.b32 i, i, 0xf000;\n    and.b32 n, tid, 1;\n    mad.lo.u32 i, n, 16, i;"
+    columns = PRODUCTS.replace("mul.wide.u32 at, tid, 16;\n    add.u64 p, p, at;", "mul.wide.u32 at, tid, 16;")
+    columns = columns.replace("mov.u32 i, 0;", f"{rows}\n    ld.param.u32 n, [rounds];\n    mov.u32 i, 0;")
+    columns = columns.replace(
+        "mad.lo.u32 i, n, 16, i;", "mad.lo.u32 i, n, 16, i;\n    cvt.u64.u32 at, i;\n    add.u64 p, p, at;"
+    )
+    columns = columns.replace("cp.async.cg.shared.global", "cp.async.cg.shared.global.L2::128B")
+    path.write_text(columns.replace("add.u64 p, p, 512;", "add.u64 p, p, 32;"))
+    profile = path.with_suffix(".json")
+    words = ["--grid", "1", "--block", "32", "f16[32768]:zeros", "f32[128]", "u32:64"]
+    assert __main__.main(["profile", str(path), "--json", str(profile), *words]) == 0
+    capsys.readouterr()
+    launch = [str(path), "--ctas", "100", "--bytes", str(int(chip["l2_bytes"])), "--profile", str(profile)]
+    parts = model(capsys, *launch)
+    document = json.loads(profile.read_text())
+    for one in document["statements"]:
+        del one["global_first_lines"]  # as in older profiles: every line is the first
+    profile.write_text(json.dumps(document))
+    later = streams.from_dram(chip, 1.0)["async_latency"] - chip["async_latency"]
+    slower = model(capsys, *launch)["clocks_per_round"] - parts["clocks_per_round"]
+    assert slower == pytest.approx(later * 3 / 4, rel=0.02)  # DRAM is not quite as busy
+
+
 @pytest.mark.parametrize(("place", "sectors"), [("16, s", 16), ("16, s16", 32), ("32, s", 32)])
 def test_a_copy_takes_the_sectors_that_were_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, sectors: int

@@ -703,6 +703,7 @@ def test_what_l1_holds(device: pysm120.Device, lines: int, again: int) -> None:
     first = statement(p, "ld.global.u32 t").counts
     assert (first.global_accesses, first.global_sectors) == (3, 3 * 4)
     assert (first.global_l2_accesses, first.global_l2_sectors) == (3 * again, 3 * 4 * again)
+    assert (fill.global_first_lines, first.global_first_lines) == (3 * lines, 0)
     for word in ("ld.relaxed", "st.global"):
         found = statement(p, word).counts
         assert (found.global_l2_accesses, found.global_l2_sectors) == (3, 3 * 4)
@@ -738,6 +739,16 @@ def test_ctas_of_a_multiprocessor_share_its_l1(device_name: str, options: str, c
     fill = statement(p, "ld.global.b32 t").counts
     assert (fill.executed, fill.global_sectors) == (ctas * 256, ctas * 256 * 4)
     assert (fill.global_l2_accesses, fill.global_l2_sectors) == (misses, misses * 4)
+    assert fill.global_first_lines == ctas * 256  # each CTA touches them for itself
+
+
+@pytest.mark.parametrize(("text", "lines"), [("[global + 32]", 0), ("[global + 128]", 1), ("[global + 4096]", 2)])
+def test_a_cta_touches_a_line_first_once(device: pysm120.Device, text: str, lines: int) -> None:
+    module = device.load(ACCESS.format(f"ld.global.b32 t0, [global];\nst.global.b32 {text}, t0;"))
+    x, offsets = device.zeros(8192, np.uint8), (128 * LANE[:2]).repeat(WARP // 2).astype(np.uint32)
+    with device.profile() as p:
+        module["access"](1, WARP, device.array(offsets), device.array(LANE.astype(np.uint32)), x)
+    assert [statement(p, word).counts.global_first_lines for word in ("ld.global.b32 t0", "st.global")] == [2, lines]
 
 
 def test_l1_holds_sectors(device: pysm120.Device) -> None:

@@ -20,6 +20,7 @@
 #include "vm/machine/types.h"
 #include "vm/machine/watch.h"
 #include "vm/observe/cost.h"
+#include "vm/observe/first.h"
 #include "vm/observe/l1.h"
 #include "vm/observe/reach.h"
 #include "vm/observe/reuse.h"
@@ -200,6 +201,7 @@ struct profile_worker {
     uint64_t seen_flops;
     uint64_t pending[COUNTS]; /* counts of the current instruction, which may have to run again */
     struct l1 l1;
+    struct first first;
 };
 
 static void note_moved(struct worker *worker, uint32_t pc) {
@@ -233,6 +235,12 @@ static bool is_divergent(const struct event *e) {
     return false;
 }
 
+/* Return the number of the L1 of an event's CTA: of its multiprocessor, or of its own. */
+static uint64_t owner_of(const struct event *e) {
+    const struct cta *const cta = e->warp->cta;
+    return cta->launch->resident != 0 ? cta->linear % cta->launch->multiprocessors : cta->linear;
+}
+
 /* Return the sectors that a load or store takes from L2 or brings to it. */
 static uint32_t l2_sectors(struct profile_worker *own, const struct event *e, const struct reach *side, uint32_t mask,
                            const uint64_t *address, uint32_t touched) {
@@ -241,9 +249,7 @@ static uint32_t l2_sectors(struct profile_worker *own, const struct event *e, co
         return cost_copy(mask, address, side[1].address);
     }
     const bool is_cached = side->kind == ACCESS_IS_LOAD && i->run != access_table()[ACCESS_LOAD_STRONG];
-    const struct cta *const cta = e->warp->cta;
-    const uint64_t owner = cta->launch->resident != 0 ? cta->linear % cta->launch->multiprocessors : cta->linear;
-    return is_cached ? l1_load(&own->l1, owner, mask, address) : touched;
+    return is_cached ? l1_load(&own->l1, owner_of(e), mask, address) : touched;
 }
 
 /* Add the cost of one side of an access; behind the global side of a copy is its shared one. */
@@ -271,6 +277,8 @@ static void add_side(struct profile_worker *own, const struct event *e, const st
         const uint32_t sectors = l2_sectors(own, e, side, global, address, cost.sectors);
         pending[COUNT_global_l2_accesses] += sectors != 0;
         pending[COUNT_global_l2_sectors] += sectors;
+        pending[COUNT_global_first_lines] +=
+            first_touch(&own->first, owner_of(e), e->warp->cta->linear, global, address);
         reuse_touch(e->warp->cta->launch->reuse, e->warp, e->pc, global, address);
     }
 }
@@ -356,6 +364,7 @@ static void free_counts(struct worker *worker) {
     free(own->count);
     free(own->class);
     l1_close(&own->l1);
+    first_close(&own->first);
     free(own);
 }
 
@@ -370,7 +379,7 @@ bool profile_worker_open(struct worker *worker) {
         own->class = calloc(f->length + 1u, 1);
     }
     if (own == NULL || own->count == NULL || own->class == NULL || worker->launch->reuse == NULL ||
-        !l1_open(&own->l1, worker->launch->l1_bytes)) {
+        !l1_open(&own->l1, worker->launch->l1_bytes) || !first_open(&own->first)) {
         free_counts(worker);
         return false;
     }
@@ -421,7 +430,7 @@ static void add_to_table(struct launch *launch, uint64_t (*const count)[COUNTS])
 
 void profile_worker_close(struct worker *worker) {
     if (worker->profile != NULL) {
-        add_to_table(worker->launch, worker->profile->count);
+        add_to_table(worker->launch, worker->profile->first.is_exhausted ? NULL : worker->profile->count);
         free_counts(worker);
     }
 }

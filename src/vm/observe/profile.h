@@ -26,7 +26,8 @@
     X(global_l2_accesses)                                                                                              \
     X(global_l2_sectors)                                                                                               \
     X(shared_paired_accesses)                                                                                          \
-    X(global_wavefronts)
+    X(global_wavefronts)                                                                                               \
+    X(global_first_lines)
 
 /* Start a profile. Return CUDA_ERROR_PROFILER_ALREADY_STARTED if one is running. */
 CUresult profile_begin(struct device *device);

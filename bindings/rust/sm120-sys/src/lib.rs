@@ -212,6 +212,7 @@ pub struct sm120_profile_row {
     pub global_wavefronts: u64,
     pub from_file: *const c_char,
     pub from_line: u32,
+    pub global_first_lines: u64,
 }
 
 impl Default for sm120_profile_row {
@@ -1033,7 +1034,7 @@ impl Default for sm120_matvec_args {
 const _: () = {
     assert!(core::mem::size_of::<sm120_device_info>() == 200);
     assert!(core::mem::size_of::<sm120_profile_bytes>() == 16);
-    assert!(core::mem::size_of::<sm120_profile_row>() == 784);
+    assert!(core::mem::size_of::<sm120_profile_row>() == 792);
     assert!(core::mem::size_of::<sm120_copy_piece>() == 32);
     assert!(core::mem::size_of::<sm120_kernel_info>() == 152);
     assert!(core::mem::size_of::<sm120_parameter_info>() == 88);
