@@ -185,6 +185,10 @@ typedef struct sm120_profile_row {
 SM120_API sm120_status sm120_profile_begin(sm120_device *device);
 /* Write row `index` of the profile, kernel by kernel. It counts the launches that have returned. */
 SM120_API sm120_status sm120_profile_read(sm120_device *device, int32_t index, sm120_profile_row *row);
+/* Write the kernel of CTA `index` of the profile, the number of this CTA in its grid, and the instructions that its
+ * warps executed. The CTAs of all launches are in the order in which they ended. A cluster counts as one CTA. */
+SM120_API sm120_status sm120_profile_cta(sm120_device *device, int32_t index, const char **kernel, uint64_t *cta,
+                                         uint64_t *executed);
 /* Close the profile and free its rows. Closing the device does the same. */
 SM120_API sm120_status sm120_profile_end(sm120_device *device);
 

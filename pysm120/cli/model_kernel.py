@@ -94,6 +94,14 @@ def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int
     return [rounds] * max(1, round(share * ctas)), None
 
 
+def _shares(model: KernelModel, rounds: list[int]) -> list[float]:
+    """Return the recorded rounds of each CTA as a share of ``rounds``, which are whole; empty if all are alike."""
+    if model.recording is None or model.loop is None or not rounds[0]:
+        return []
+    more = model.recording.rounds / rounds[0]
+    return [more * share for share in model.recording.launches[-1].shares(len(rounds))]
+
+
 def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
     """Return the given problem, or the default problem of attention kernels."""
     rounds, ctas = number(arguments.rounds, "--rounds"), number(arguments.ctas, "--ctas")
@@ -393,12 +401,13 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
     if streamed:
         model = kernel.model(stages, branches, streamed=True, share=share)
         others = kernel.others(model, rounds)
+    work = [] if problem or leaving or arguments.rounds else _shares(model, rounds)
     again = kernel.reread_bytes(model, len(rounds), held if dram is None else dram)
 
     def prediction_of(model: KernelModel, others: list[roles.Other]) -> Prediction:
         return predict.predict(
             model, rounds, warps=warps, others=others, tensor_bytes=held, dram_bytes=dram, reread_bytes=again,
-            issues=kernel.issues, leaving=leaving, keep_events=keep_events,
+            issues=kernel.issues, leaving=leaving, work=work, keep_events=keep_events,
         )  # fmt: skip
 
     prediction = prediction_of(model, others)

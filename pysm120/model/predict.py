@@ -331,6 +331,7 @@ def predict(
     reread_bytes: float = 0,
     issues: float = 0,
     leaving: int = 0,
+    work: Sequence[float] = (),
     keep_events: bool = False,
 ) -> Prediction:
     """Predict a launch.
@@ -355,6 +356,8 @@ def predict(
         The instructions that the warps of a CTA were seen to execute, of which a scheduler issues one a clock.
     leaving : int
         Additional CTAs, spread evenly over the launch, that leave before the main loop.
+    work : sequence of float
+        The work of each CTA as a share of the average, if not all CTAs are alike.
     keep_events : bool
         Keep the events for a timeline.
 
@@ -364,11 +367,15 @@ def predict(
     least = _least(model, rounds)
     more = _more(model, least, rounds)
     times, outcome = _times(model, slots, least, more, max(rounds), others)
-    launch = _spread(
-        _as_long(model, rounds, warps, lambda few: _time(few, slots, least, more, max(rounds))[0]), leaving
-    )
+    launch = _as_long(model, rounds, warps, lambda few: _time(few, slots, least, more, max(rounds))[0])
     leaves = _leaves(model, slots) if leaving else 0.0
-    sms = _Sms(launch, times, int(chip["sms"]), leaves, even=not model.has_products)
+    sms = _Sms(
+        _spread(_shared_out(launch, work), leaving),
+        times,
+        int(chip["sms"]),
+        leaves,
+        even=not model.has_products,
+    )
     clocks = sms.run() + times[-1].first + float(chip["launch_clocks"])
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
     besides = _besides(others, rounds)
@@ -445,6 +452,11 @@ def _as_long(
         max(0.0, (of_few[count].of(n) - of_all.begin) / of_all.each) if count in few else n
         for n, count in zip(rounds, warps, strict=True)
     ]
+
+
+def _shared_out(rounds: Sequence[float], shares: Sequence[float]) -> Sequence[float]:
+    """Return the rounds of each CTA, which are as many as its share of the average work says."""
+    return [n * share for n, share in zip(rounds, shares, strict=True)] if shares else rounds
 
 
 def _spread(rounds: Sequence[float], leaving: int) -> list[float]:

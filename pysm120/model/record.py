@@ -248,6 +248,7 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
             {name: one[name] for name in fields} | {_FIRST: one.get(_FIRST, one["global_lines"])}
             for one in document["statements"]
         ]
+        each = [(int(number), int(count)) for number, count in document.get("ctas", {}).get(function.name, ())]
         sm = document.get("sm") or {"ctas": 0, "l1_bytes": 0}
         together, l1_bytes = int(sm["ctas"]), float(sm["l1_bytes"])
     except OSError as error:
@@ -266,6 +267,9 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     of_kernel = [row["bytes"] for row in rows if row["kernel"] == function.name]
     copied = sum(int(counts.get(path, 0)) for counts in of_kernel for path in _BULK) / ctas
     launch = Launch(executed, ctas, 0, banks, sectors, reuse_of(statements, function.name), copied)
+    if len({number for number, _ in each}) == len(each) == ctas:  # one launch, without clusters
+        mean = sum(count for _, count in each) / len(each)
+        launch = launch._replace(each=[count / mean for _, count in sorted(each)])
     if together:
         launch = launch._replace(l1_bytes=l1_bytes / together, together=together)
     return roles.recording(function, launch, threads)

@@ -30,6 +30,7 @@ _KEPT = re.compile(r"ldu?$|wmma\.load$")  # that L1 keeps
 _EXTENDED = re.compile(r"\.E\b")  # 64-bit addresses
 _PREDICATES = 7  # P0 to P6
 _MANY = 1024  # rounds
+_ALIKE = 0.02  # of the average instructions of a CTA, by which CTAs that are alike differ
 _EXACT = 1e-3  # of a warp, by which counts differ from whole warps
 _WAIT_LENGTH = 8  # most instructions of a wait that a branch may skip
 
@@ -114,6 +115,7 @@ class Launch(NamedTuple):
     ``banks`` has the lines with bank conflicts, ``sectors`` those with accesses of global memory, ``reuse`` the sectors
     that CTAs touch again, by distance. ``copied``: the bytes that bulk copies of a CTA load and store, if known.
     ``l1_bytes``: the L1 of a CTA in the profile. ``together``: the CTAs that shared it on one SM; 0: none did.
+    ``each``: the instructions of each CTA, by its number in the grid, as a share of the average; empty if unknown.
     """
 
     executed: Mapping[int, int]
@@ -125,6 +127,17 @@ class Launch(NamedTuple):
     copied: float | None = None
     l1_bytes: float = PROFILED_L1
     together: int = 0
+    each: Sequence[float] = ()
+
+    def shares(self, ctas: int) -> list[float]:
+        """Return the work of each CTA of a launch as a share of the average; empty if all are alike, or unknown.
+
+        If a launch has more CTAs than the recorded one, the recorded CTAs follow each other again and again.
+        """
+        if not self.each or max(self.each) - min(self.each) < _ALIKE:
+            return []
+        found = [self.each[n % len(self.each)] for n in range(ctas)]
+        return [one * ctas / sum(found) for one in found]
 
     def within(self, l1_bytes: float) -> "Launch":
         """Return the counts with another L1 for each CTA."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pysm120.observe.watch import origin_of, place_of
 from pysm120.runtime.context import Context
@@ -204,6 +204,14 @@ class Line:
         )
 
 
+class Cta(NamedTuple):
+    """A CTA or cluster: its kernel, its number in the grid, and the instructions that its warps executed."""
+
+    kernel: str
+    number: int
+    executed: int
+
+
 class Profile:
     """A profile of kernels on the virtual device. Made by ``Device.profile``.
 
@@ -215,12 +223,13 @@ class Profile:
     0
 
     It counts every launch on the device between ``__enter__`` and ``__exit__``, and can be read after that. A device
-    records one profile at a time.
+    records one profile at a time. ``ctas`` has every CTA of every launch.
     """
 
     def __init__(self, device: Context) -> None:
         self._device = device
         self._statements: tuple[Statement, ...] | None = None
+        self.ctas: tuple[Cta, ...] = ()
 
     def __enter__(self) -> "Self":
         check(lib.sm120_profile_begin(self._device.handle.pointer))
@@ -238,6 +247,7 @@ class Profile:
         pointer = self._device.handle.pointer
         try:
             self._statements = tuple(_read(pointer))
+            self.ctas = tuple(sorted(_read_ctas(pointer)))
         finally:
             check(lib.sm120_profile_end(pointer))
 
@@ -299,6 +309,9 @@ class Profile:
             "kernels": {name: _plain(counts) for name, counts in self.kernels.items()},
             "opcodes": {name: _plain(counts) for name, counts in self.opcodes.items()},
             "tensor": self.tensor,
+            "ctas": {
+                name: [[one.number, one.executed] for one in self.ctas if one.kernel == name] for name in self.kernels
+            },
             "lines": [
                 {
                     "file": x.file,
@@ -385,3 +398,14 @@ def _read(pointer: Any) -> Iterable[Statement]:
         counts = Counts(**{name: int(getattr(row, name)) for name in NUMBERS}, bytes=moved, global_reuse=reuse)
         place = text(row.file), row.line, row.row
         yield Statement(text(row.kernel), row.index, *place, text(row.text), text(row.opcode), counts, origin_of(row))
+
+
+def _read_ctas(pointer: Any) -> Iterable[Cta]:
+    """Read all CTAs of the profile of a device."""
+    kernel, number, executed = ffi.new("const char **"), ffi.new("uint64_t *"), ffi.new("uint64_t *")
+    for index in range(1 << 31):
+        status = lib.sm120_profile_cta(pointer, index, kernel, number, executed)
+        if status == lib.SM120_UNSUPPORTED:
+            return
+        check(status)
+        yield Cta(text(kernel[0]), int(number[0]), int(executed[0]))

@@ -245,6 +245,7 @@ struct driver {
      * past the last. */
     CUresult (*profile)(CUcontext context, int on);
     CUresult (*profile_read)(CUcontext context, int index, sm120_profile_row *row);
+    CUresult (*profile_cta)(CUcontext context, int index, const char **kernel, uint64_t *cta, uint64_t *executed);
     CUresult (*interrupt)(CUcontext context); /* stop the running launches; callable from another thread */
     /* Behind sm120_kernel_instruction and sm120_step_*: NOT_FOUND past the last, INVALID_VALUE for an invalid step. */
     bool (*looking)(void); /* whether the calling thread is in a watcher's callback */

@@ -58,6 +58,31 @@ sm120_status sm120_profile_read(sm120_device *handle, int32_t index, sm120_profi
     return device_leave(device, status);
 }
 
+sm120_status sm120_profile_cta(sm120_device *handle, int32_t index, const char **kernel, uint64_t *cta,
+                               uint64_t *executed) {
+    struct device *device;
+    sm120_status status = device_enter(handle, &device);
+    if (status != SM120_OK) {
+        return status;
+    }
+    if (kernel == NULL || cta == NULL || executed == NULL) {
+        status = fail(SM120_INVALID_ARGUMENT, "kernel, cta or executed is NULL");
+    }
+    status = status == SM120_OK ? need_profile(device) : status;
+    if (status == SM120_OK && index < 0) {
+        status = fail(SM120_INVALID_ARGUMENT, "index = %d is negative; the first CTA is 0", index);
+    }
+    if (status == SM120_OK) {
+        const CUresult result = device->driver->profile_cta(device->context, index, kernel, cta, executed);
+        if (result == CUDA_ERROR_NOT_FOUND) {
+            status = fail(SM120_UNSUPPORTED, "index = %d is past the last CTA of the profile", index);
+        } else if (result != CUDA_SUCCESS) {
+            status = driver_fail(device->driver, result, "reading CTA %d of the profile", index);
+        }
+    }
+    return device_leave(device, status);
+}
+
 void profile_close(struct device *device) {
     if (atomic_exchange(&device->takes_profile, false)) {
         device->driver->profile(device->context, 0);

@@ -360,6 +360,27 @@ def test_tiles_that_many_ctas_load_ahead_come_from_l2(tmp_path: Path, capsys: py
         assert (far["clocks_per_round"] == near["clocks_per_round"]) is is_alike
 
 
+def test_a_launch_takes_as_long_as_its_longest_cta(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four CTAs on four SMs, with 16, 32, 48 and 64 rounds: the last one has 1.6 times the average work."""
+    path = tmp_path / "k.ptx"
+    more = "ld.param.u32 n, [rounds];\n    mov.u32 i, %ctaid.x;\n    mad.lo.u32 n, n, i, n;"
+    path.write_text(PRODUCTS.replace("ld.param.u32 n, [rounds];", more))
+    profile = path.with_suffix(".json")
+    words = ["--grid", "4", "--block", "32", "--checks", "off", "f16[32768]:zeros", "f32[128]", "u32:16"]
+    assert __main__.main(["profile", str(path), "--json", str(profile), *words]) == 0
+    capsys.readouterr()
+    launch = [str(path), "--ctas", "4", "--bytes", "0", "--profile", str(profile)]
+    longest, start = model(capsys, *launch), float(chips.load("rtx5090")["launch_clocks"])
+    document = json.loads(profile.read_text())
+    assert [number for number, _ in document["ctas"]["products"]] == [0, 1, 2, 3]
+    of_each = [count for _, count in document["ctas"]["products"]]
+    del document["ctas"]  # as in older profiles: all CTAs have the average
+    profile.write_text(json.dumps(document))
+    share = (longest["clocks"] - start) / (model(capsys, *launch)["clocks"] - start)
+    assert share == pytest.approx(4 * of_each[3] / sum(of_each), rel=0.01)
+    assert share == pytest.approx(1.6, rel=0.03)  # some instructions are in no round
+
+
 def test_parts_of_a_line_come_from_l2_if_the_first_asked_for_all_of_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,8 @@ from pysm120.machine_code import pipes, sass
 from pysm120.model import chips, kernel_model, loops, memory, ports, predict, problem, validation
 from pysm120.model.chips import Chip
 from pysm120.model.handovers import Filler, Ring
-from pysm120.model.predict import _interpolated, _simulated, _Sms, _Time
-from pysm120.model.recorded import Sectors
+from pysm120.model.predict import _interpolated, _shared_out, _simulated, _Sms, _Time
+from pysm120.model.recorded import Launch, Sectors
 from pysm120.model.simulator import Pipes
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import builtins
@@ -495,6 +495,24 @@ def test_launches_are_made_of_ctas() -> None:
     # The longest first: 4 and 3 rounds on two SMs, then 2 and 1.
     assert _Sms([4, 3, 2, 1], [alone], 2).run() == 500
     assert _Sms([1], [_Time(30, 5)], 132).run() == 35
+
+
+def test_ctas_have_shares_of_the_average_rounds() -> None:
+    assert _shared_out([16, 16], [0.5, 1.5]) == [8, 24]
+    assert _shared_out([16, 16], []) == [16, 16]
+
+
+@pytest.mark.parametrize(
+    ("each", "ctas", "wanted"),
+    [
+        ((), 3, []),
+        ((0.995, 1.005), 2, []),
+        ((0.5, 1.5), 4, [0.5, 1.5, 0.5, 1.5]),
+        ((0.5, 1.5), 3, [0.6, 1.8, 0.6]),  # of the average of the launch
+    ],
+)
+def test_recorded_ctas_follow_each_other(each: tuple[float, ...], ctas: int, wanted: list[float]) -> None:
+    assert Launch({}, 2, 1.0, each=each).shares(ctas) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(

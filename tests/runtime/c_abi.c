@@ -105,6 +105,7 @@ static void test_no_handle(sm120_device *d, sm120_module *m, sm120_kernel *k, co
     sm120_profile_row row = {.size = sizeof row};
     BAD(INVALID_ARGUMENT, word, sm120_profile_begin(d));
     BAD(INVALID_ARGUMENT, word, sm120_profile_read(d, 0, &row));
+    BAD(INVALID_ARGUMENT, word, sm120_profile_cta(d, 0, &text, &value, &value));
     BAD(INVALID_ARGUMENT, word, sm120_profile_end(d));
     BAD(INVALID_ARGUMENT, word, sm120_device_interrupt(d));
     BAD(INVALID_ARGUMENT, word, sm120_device_watch(d, NULL));
@@ -300,6 +301,13 @@ static void check_rows(sm120_device *device) {
     }
     TRUE(count > 0 && stored == 256);
     BAD(UNSUPPORTED, "past the last row", sm120_profile_read(device, count, &row));
+    const char *of = NULL;
+    uint64_t cta = 1, executed = 0;
+    OK(sm120_profile_cta(device, 0, &of, &cta, &executed));
+    TRUE(strcmp(of, "scale") == 0 && cta == 0 && executed != 0);
+    BAD(UNSUPPORTED, "past the last CTA", sm120_profile_cta(device, 1 << 20, &of, &cta, &executed));
+    BAD(INVALID_ARGUMENT, "index", sm120_profile_cta(device, -1, &of, &cta, &executed));
+    BAD(INVALID_ARGUMENT, "NULL", sm120_profile_cta(device, 0, NULL, &cta, &executed));
     BAD(INVALID_ARGUMENT, "index", sm120_profile_read(device, -1, &row));
     BAD(INVALID_ARGUMENT, "row", sm120_profile_read(device, 0, NULL));
     row.size = 3;

@@ -854,3 +854,39 @@ def test_what_a_cta_reads_again(
     loads = [s for s in p.statements if s.opcode == "ld" and "global" in s.text]
     assert [s.counts.global_reuse for s in loads] == [{}, own, {}, common]
     assert p.total.global_reuse == {step: own.get(step, 0) + common.get(step, 0) for step in {*own, *common}}
+
+
+def test_each_cta_has_its_instructions(device: pysm120.Device) -> None:
+    """A CTA executes as many rounds as its number says; the first launch has three CTAs, the second one two."""
+    module = device.load(UNEQUAL)
+    with device.profile() as p:
+        module["unequal"](3, WARP)
+        module["unequal"](2, 2 * WARP)
+    rest, each = 5, 3
+    once, twice = ([(n, warps * (rest + each * n)) for n in range(ctas)] for ctas, warps in ((3, 1), (2, 2)))
+    assert [(one.number, one.executed) for one in p.ctas] == sorted([*once, *twice])
+    assert {one.kernel for one in p.ctas} == {"unequal"}
+    assert sum(one.executed for one in p.ctas) == p.total.executed
+    assert p.json()["ctas"] == {"unequal": [[one.number, one.executed] for one in p.ctas]}
+
+
+UNEQUAL = (
+    HEAD
+    + """
+.visible .entry unequal()
+{
+    .reg .pred more;
+    .reg .b32 n;
+    mov.u32 n, %ctaid.x;
+    setp.ne.u32 more, n, 0;
+@!more bra done;
+again:
+    sub.u32 n, n, 1;
+    setp.ne.u32 more, n, 0;
+@more bra again;
+done:
+    mov.u32 n, 0;
+    ret;
+}
+"""
+)

@@ -56,9 +56,18 @@ struct profile_kernel {
     uint32_t length;
 };
 
+/* A CTA that has ended. */
+struct profile_cta {
+    struct profile_cta *next;
+    const char *kernel;
+    uint64_t linear, executed;
+};
+
 /* A profile, guarded by the device's counter_lock. */
 struct profile {
     struct arena arena;
+    struct profile_cta *first_cta, **last_cta, *read_cta; /* in the order of their ends; read_cta: of number `read` */
+    int read;
     struct profile_kernel *first, **last; /* in the order of their first launches */
     uint32_t launches;                    /* number of launches that use the profile */
     bool has_ended;
@@ -329,7 +338,27 @@ static void moved(struct warp *w, const struct async_op *op) {
     note_moved(w->worker, op->pc);
 }
 
-static const struct watcher watcher = {.start = start, .before = before, .after = after, .moved = moved};
+static void fail_without_memory(struct launch *launch);
+
+/* Keep how many instructions a CTA has executed. */
+static void end(struct cta *cta) {
+    struct launch *const launch = cta->launch;
+    mutex_lock(&launch->device->counter_lock);
+    struct profile *const profile = launch->profile;
+    const struct profile_kernel *const kernel = find_table(profile, launch->function);
+    struct profile_cta *const kept = kernel != NULL ? arena_take(&profile->arena, sizeof *kept) : NULL;
+    if (kept != NULL) {
+        *kept = (struct profile_cta){.kernel = kernel->name, .linear = cta->linear, .executed = cta->executed};
+        *profile->last_cta = kept;
+        profile->last_cta = &kept->next;
+    }
+    mutex_unlock(&launch->device->counter_lock);
+    if (kept == NULL) {
+        fail_without_memory(launch);
+    }
+}
+
+static const struct watcher watcher = {.start = start, .before = before, .after = after, .end = end, .moved = moved};
 
 /* ---- launches and threads ------------------------------------------------------------------------------------ */
 
@@ -477,6 +506,7 @@ CUresult profile_begin(struct device *device) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "out of host memory");
     }
     profile->last = &profile->first;
+    profile->last_cta = &profile->first_cta;
     mutex_lock(&device->counter_lock);
     const bool is_free = device->profile == NULL;
     if (is_free) {
@@ -539,6 +569,30 @@ CUresult profile_read(struct device *device, int index, sm120_profile_row *row) 
         result = kernel != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
         if (kernel != NULL) {
             fill(row, kernel, at);
+        }
+    }
+    mutex_unlock(&device->counter_lock);
+    return result;
+}
+
+CUresult profile_cta(struct device *device, int index, const char **kernel, uint64_t *cta, uint64_t *executed) {
+    CUresult result = CUDA_ERROR_PROFILER_NOT_INITIALIZED;
+    mutex_lock(&device->counter_lock);
+    struct profile *const profile = device->profile;
+    if (profile != NULL) {
+        if (profile->read_cta == NULL || index < profile->read) { /* a list is read in order, mostly */
+            profile->read_cta = profile->first_cta;
+            profile->read = 0;
+        }
+        while (profile->read_cta != NULL && profile->read < index) {
+            profile->read_cta = profile->read_cta->next;
+            ++profile->read;
+        }
+        result = profile->read_cta != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+        if (result == CUDA_SUCCESS) {
+            *kernel = profile->read_cta->kernel;
+            *cta = profile->read_cta->linear;
+            *executed = profile->read_cta->executed;
         }
     }
     mutex_unlock(&device->counter_lock);

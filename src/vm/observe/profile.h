@@ -36,6 +36,8 @@ void profile_end(struct device *device);
 /* Read a row: a statement of a kernel that ran. Return CUDA_ERROR_NOT_FOUND past the last. Pointers in the row are
  * valid until profile_end(). */
 CUresult profile_read(struct device *device, int index, sm120_profile_row *row);
+/* Read a CTA that has ended, likewise. */
+CUresult profile_cta(struct device *device, int index, const char **kernel, uint64_t *cta, uint64_t *executed);
 
 /* A launch begins and ends. */
 void profile_join(struct launch *launch);

@@ -95,6 +95,14 @@ static CUresult virtual_profile_read(CUcontext context, int index, sm120_profile
     return profile_read(&context->device, index, row);
 }
 
+static CUresult virtual_profile_cta(CUcontext context, int index, const char **kernel, uint64_t *cta,
+                                    uint64_t *executed) {
+    if (context == NULL || kernel == NULL || cta == NULL || executed == NULL || index < 0) {
+        return fault_set(CUDA_ERROR_INVALID_VALUE, "an argument is NULL, or index is negative");
+    }
+    return profile_cta(&context->device, index, kernel, cta, executed);
+}
+
 /* Stop the running launches, which compare the count with its value at their start. */
 static CUresult virtual_interrupt(CUcontext context) {
     if (context == NULL) {
@@ -119,6 +127,7 @@ const struct driver *driver_virtual(void) {
         .variable = virtual_variable,
         .profile = virtual_profile,
         .profile_read = virtual_profile_read,
+        .profile_cta = virtual_profile_cta,
         .looking = trace_is_looking,
         .instruction = trace_instruction,
         .step_query = trace_query,

@@ -1099,6 +1099,13 @@ extern "C" {
         index: i32,
         row: *mut sm120_profile_row,
     ) -> sm120_status;
+    pub fn sm120_profile_cta(
+        device: *mut sm120_device,
+        index: i32,
+        kernel: *mut *const c_char,
+        cta: *mut u64,
+        executed: *mut u64,
+    ) -> sm120_status;
     pub fn sm120_profile_end(device: *mut sm120_device) -> sm120_status;
     pub fn sm120_device_interrupt(device: *mut sm120_device) -> sm120_status;
     pub fn sm120_alloc(
