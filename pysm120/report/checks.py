@@ -275,24 +275,29 @@ def caches(bench: Bench, kind: str, sizes: tuple[int, ...], bound: float) -> Out
 
 
 def rotations(bench: Bench) -> Outcomes:
-    """Append rotated keys, of every dtype."""
-    count, angles = 40, bench.rng.uniform(0, 6, (64, 32))
-    positions = bench.rng.integers(0, 64, count).astype(np.int32)
+    """Append keys of every dtype: as they are, rotated; and so many in NVFP4 that a lane has two blocks."""
+    angles = bench.rng.uniform(0, 6, (64, 32))
     tables = [f(angles).astype(F32) for f in (np.cos, np.sin)]
-    slots = bench.put(bench.rng.permutation(48)[:count].astype(np.int64))
-    for dtype, bound in ((BF16, 0.004), (F16, 0.0006), (F32, 1e-6)):
+    copies = [(dtype, bound, True, 40, False) for dtype, bound in ((BF16, 0.004), (F16, 0.0006), (F32, 1e-6))]
+    long = [(dtype, 0.12, rotated, 2048, True) for dtype in (BF16, F16, F32) for rotated in (False, True)]
+    for dtype, bound, is_rotated, count, is_narrow in copies + long:
+        positions = bench.rng.integers(0, 64, count).astype(np.int32)
+        slots = bench.put(bench.rng.permutation(count + 8)[:count].astype(np.int64))
         k, v = (bench.normal((count, 2, 64), dtype) for _ in "kv")
-        caches = [bench.put(np.zeros((3, 16, 2, 64), dtype)) for _ in "kv"]
-        cosines, sines, places = bench.puts(*tables, positions)
-        rotary = {"rotary_cos": cosines, "rotary_sin": sines, "positions": places}
-        append(*bench.puts(k, v), *caches, slots, **rotary)
+        shape = (count // 8 + 1, 8, 2, 64)
+        caches = [_cache(bench, "nvfp4", shape) if is_narrow else bench.put(np.zeros(shape, dtype)) for _ in "kv"]
+        rotary = dict(zip(("rotary_cos", "rotary_sin", "positions"), bench.puts(*tables, positions), strict=True))
+        append(*bench.puts(k, v), *caches, slots, **(rotary if is_rotated else {}))
         held = [bench.out(k.shape, dtype) for _ in "kv"]
         kv_cache_gather(caches[0], caches[1], slots, k=held[0], v=held[1])
-        c, s = (x[positions].astype(np.float64)[:, None] for x in tables)
-        low, high = k[..., :32].astype(np.float64), k[..., 32:].astype(np.float64)
-        turned = np.concatenate([low * c - high * s, high * c + low * s], axis=-1)
-        for n, got, wanted, most in zip("kv", held, (turned, v), (bound, 0.0), strict=True):
-            yield bench.outcome(f"{np.dtype(dtype).name}, {n}", got, wanted, most)
+        wanted = k.astype(np.float64)
+        if is_rotated:
+            c, s = (x[positions].astype(np.float64)[:, None] for x in tables)
+            low, high = wanted[..., :32], wanted[..., 32:]
+            wanted = np.concatenate([low * c - high * s, high * c + low * s], axis=-1)
+        label = f"{np.dtype(dtype).name}{', nvfp4' if is_narrow else ''}{', rotated' if is_rotated else ''}"
+        yield bench.outcome(f"{label}, k", held[0], wanted, bound)
+        yield bench.outcome(f"{label}, v", held[1], v, bound if is_narrow else 0.0)
 
 
 def merges(bench: Bench) -> Outcomes:

@@ -47,7 +47,7 @@ def _checks() -> list[Task]:
             Task(f"caches, {kind}", "checks", "caches", {"kind": kind, "sizes": sizes, "bound": bound})
             for kind, (sizes, bound) in _CACHES.items()
         ),
-        Task("caches, rotated keys", "checks", "rotations"),
+        Task("caches, rotated keys and long appends", "checks", "rotations"),
         Task("merge_states", "checks", "merges"),
         Task("quantize_mxfp8", "checks", "quantization"),
         Task("quantize_mxfp8, packed sequences", "checks", "packed_quantization"),

@@ -29,7 +29,8 @@ struct copy {
     bool is_gather;
     struct operand operands[2];
     struct tensor lists[LISTS]; /* address 0: not given */
-    int64_t chunks, items;
+    bool is_wide;               /* lanes have twice KV_COLUMNS columns */
+    int64_t lanes, items;       /* lanes: of a head */
     uint32_t rotary_flags;
 };
 
@@ -141,6 +142,20 @@ static sm120_status check_lists(const sm120_kv_cache_append_args *args, struct c
     return SM120_OK;
 }
 
+/* Share the columns of a head among lanes. A lane has KV_COLUMNS of them, in a wide kernel twice: a conversion to NVFP4
+ * takes as long as its bytes, and what two parts share is computed once. With fewer threads latencies decide. Two
+ * neighbouring lanes have a block of MXFP8. */
+static void share_columns(struct copy *copy, int64_t heads, int64_t columns) {
+    enum { WIDE_LANES = 1 << 14 }; /* of K, and as many of V: 256 CTAs */
+    const bool converts_much =
+        copy->operands[0].cache.form == KV_FORMAT_NVFP4 || copy->operands[1].cache.form == KV_FORMAT_NVFP4;
+    copy->lanes = (columns + MX_BLOCK - 1) / MX_BLOCK * (MX_BLOCK / KV_COLUMNS);
+    copy->is_wide = !copy->is_gather && converts_much && heads * copy->lanes >= WIDE_LANES;
+    if (copy->is_wide) {
+        copy->lanes = (columns + 2 * MX_BLOCK - 1) / (2 * MX_BLOCK) * (MX_BLOCK / KV_COLUMNS);
+    }
+}
+
 /* Check the arguments except addresses. */
 static sm120_status check_args(const sm120_kv_cache_append_args *args, bool is_gather, struct copy *copy) {
     const int64_t v_head_dim = args->v_head_dim != 0 ? args->v_head_dim : args->head_dim;
@@ -170,11 +185,14 @@ static sm120_status check_args(const sm120_kv_cache_append_args *args, bool is_g
         status = cache_side_check_swizzle(&copy->operands[1].cache, args->v_swizzled, &whole);
         copy->operands[1].flags |= args->v_swizzled != 0 ? KV_FLAG_SWIZZLED : 0;
     }
-    /* Two neighbouring lanes share a block of MXFP8. */
     const int64_t columns = args->head_dim > v_head_dim ? args->head_dim : v_head_dim;
-    copy->chunks = (columns + MX_BLOCK - 1) / MX_BLOCK * (MX_BLOCK / KV_COLUMNS);
-    if (status == SM120_OK && (!multiply(args->batch * args->rows, args->kv_heads, &copy->items) ||
-                               !multiply(copy->items, copy->chunks, &copy->items) || copy->items > INT32_MAX)) {
+    int64_t heads = 0;
+    bool fits = status == SM120_OK && multiply(args->batch * args->rows, args->kv_heads, &heads) && heads <= INT32_MAX;
+    if (fits) {
+        share_columns(copy, heads, columns);
+        fits = multiply(heads, copy->lanes, &copy->items) && copy->items <= INT32_MAX;
+    }
+    if (status == SM120_OK && !fits) {
         status = fail(SM120_UNSUPPORTED,
                       "batch * rows * kv_heads = %" PRId64 " * %" PRId64 " * %" PRId64 ", with %" PRId64
                       " columns each, is more than one launch copies; append fewer rows",
@@ -244,7 +262,13 @@ static sm120_status check_places(struct device *device, const struct copy *copy)
 static sm120_status prepare(struct device *device, const char *operation, const sm120_kv_cache_append_args *args,
                             const struct copy *copy, struct kv_copy_launch *prepared) {
     const struct kernel_record wanted = {
-        .operation = operation, .dtype = args->k.dtype, .features = args->rotary_cos != 0};
+        .operation = operation,
+        .dtype = args->k.dtype,
+        .config = copy->is_gather ? NULL
+                  : copy->is_wide ? "wide"
+                                  : "narrow",
+        .features = args->rotary_cos != 0,
+    };
     uint32_t index;
     sm120_status status = builtin_find(&wanted, &index);
     if (status != SM120_OK) {
@@ -259,7 +283,7 @@ static sm120_status prepare(struct device *device, const char *operation, const 
         .kv_lengths = args->kv_lengths,
         .new_lengths = args->new_lengths,
         .items = (uint32_t)copy->items,
-        DIVISOR(chunks, copy->chunks),
+        DIVISOR(lanes, copy->lanes),
         DIVISOR(heads, args->kv_heads),
         DIVISOR(rows, args->rows),
         DIVISOR(page_rows, args->page_rows),

@@ -5,7 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from cache_copies import KINDS, PLACES, Problem, new_tokens
+from cache_copies import KINDS, PLACES, WIDE_LANES, Problem, new_tokens
 from cache_formats import E4M3, E5M2, E8M0, quantise
 from harness import DTYPES, lib
 from kernels import Recorded
@@ -15,6 +15,7 @@ from operations import Operation, Wrong
 import pysm120
 
 BF16 = ml_dtypes.bfloat16
+FACTORS = [1, 1e-45, 2.0**-126, 1e-9, 2.0**40, 3e38]
 
 
 def fill(args: Any, memory: int) -> None:
@@ -29,16 +30,15 @@ def fill(args: Any, memory: int) -> None:
 
 def launch(device: pysm120.Device) -> None:
     for dtype in DTYPES.values():
-        k, cache = np.ones((3, 2, 32), dtype), np.zeros((1, 4, 2, 32), dtype)
-        pysm120.kv_cache_append(k, k, cache, cache.copy(), np.arange(3), device=device)
-        turn, places = np.ones((3, 16), "f4"), np.arange(3)
-        pysm120.kv_cache_append(
-            *(k, k, cache, cache.copy(), places),
-            rotary_cos=turn,
-            rotary_sin=turn,
-            positions=places.astype("i4"),
-            device=device,
-        )
+        for tokens in (3, WIDE_LANES // 4):
+            k, places = np.ones((tokens, 2, 32), dtype), np.arange(tokens)
+            k_cache, v_cache = (
+                (np.zeros((1, tokens, 2, 16), np.uint8), np.zeros((1, tokens, 2, 2), E4M3)) for _ in "kv"
+            )
+            turn = np.ones((tokens, 16), "f4")
+            rotation: dict[str, Any] = {"rotary_cos": turn, "rotary_sin": turn, "positions": places.astype("i4")}
+            for options in ({}, rotation):
+                pysm120.kv_cache_append(k, k, k_cache, v_cache, places, **options, device=device)
 
 
 def compute(device: pysm120.Device, rng: np.random.Generator) -> NDArray[Any]:
@@ -162,20 +162,43 @@ def test_equals_the_model(rng: np.random.Generator, place: str, kind: str, capab
         request.getfixturevalue("monkeypatch").setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
         device = pysm120.Device("virtual")
     for _ in range(3):
-        problem = Problem(device, rng, place=place, kinds=(kind, str(rng.choice(KINDS))))
-        tokens = new_tokens(problem)
-        k, v = (
-            (rng.standard_normal((*tokens.shape, problem.heads, side.columns)) * 3).astype(problem.dtype)
-            for side in (problem.k, problem.v)
-        )
-        pysm120.kv_cache_append(problem.put(k), problem.put(v), **problem.options(), **tokens.given)
-        for side, x in ((problem.k, k), (problem.v, v)):
-            side.write(x.reshape(-1, problem.heads, side.columns), tokens.places)
-        problem.check()
+        check_append(Problem(device, rng, place=place, kinds=(kind, str(rng.choice(KINDS)))))
 
 
-def test_special_values(device: pysm120.Device) -> None:
-    """Ties and limits of e2m1, zeros, subnormals, infinities and NaN in every format."""
+@pytest.mark.parametrize("k_kind", KINDS)
+@pytest.mark.parametrize("capability", ["12", "9"])
+def test_wide_kernels(rng: np.random.Generator, k_kind: str, capability: str, request: Any) -> None:
+    """The same for so many tokens that a thread has two parts of a head."""
+    device = request.getfixturevalue("device")
+    if device.is_virtual and capability == "9":
+        request.getfixturevalue("monkeypatch").setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
+        device = pysm120.Device("virtual")
+    for place in PLACES:
+        kinds = rng.permutation([k_kind, "nvfp4"])
+        check_append(Problem(device, rng, place=place, kinds=(str(kinds[0]), str(kinds[1])), is_wide=True))
+
+
+def check_append(problem: Problem) -> None:
+    """Append normal numbers and compare all bytes."""
+    tokens = new_tokens(problem)
+    k, v = (
+        (problem.rng.standard_normal((*tokens.shape, problem.heads, side.columns)) * 3).astype(problem.dtype)
+        for side in (problem.k, problem.v)
+    )
+    pysm120.kv_cache_append(problem.put(k), problem.put(v), **problem.options(), **tokens.given)
+    for side, x in ((problem.k, k), (problem.v, v)):
+        side.write(x.reshape(-1, problem.heads, side.columns), tokens.places)
+    problem.check()
+
+
+@pytest.mark.parametrize("heads", [1, WIDE_LANES // 8 // 4])
+@pytest.mark.parametrize("capability", ["12", "9"])
+def test_special_values(heads: int, capability: str, request: Any) -> None:
+    """Ties and limits of e2m1, zeros, subnormals, infinities and NaN in every format, with factors of any size."""
+    device = request.getfixturevalue("device")
+    if device.is_virtual and capability == "9":
+        request.getfixturevalue("monkeypatch").setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
+        device = pysm120.Device("virtual")
     ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]
     row = [s * x * (1 + n * 2.0**-23) for x in ties for n in (0, 1, -1) for s in (1, -1)]
     special = [0, -0.0, 1e-45, 1e-39, 3e38, -3e38, 448, 464, 480, 57344, 61440, 2.0**-126, 2.0**-130]
@@ -185,18 +208,24 @@ def test_special_values(device: pysm120.Device) -> None:
     k[3, 0, 5:8], k[4, 0, 40], k[5, 0, 16:32], k[6, 0, 3] = strange, np.nan, 2.0**-20, np.inf
     k[0, 0, len(row) :] = 6  # the largest of each block of the ties, so that their scale is 1
     k[0, 0, 15:48:16] = 6
+    k = np.repeat(k, heads, axis=1)
     for kind, shapes in {
         "e4m3": {"": (64, E4M3)},
         "e5m2": {"": (64, E5M2)},
         "mxfp8": {"": (64, E4M3), "[1]": (2, E8M0)},
         "nvfp4": {"": (32, np.uint8), "[1]": (4, E4M3)},
     }.items():
-        arrays = [np.zeros((1, 8, 1, width), dtype) for width, dtype in shapes.values()]
-        cache: Any = arrays[0] if len(arrays) == 1 else tuple(arrays)
-        other = np.zeros((1, 8, 1, 64), np.float32)
-        pysm120.kv_cache_append(k, k, cache, other, np.arange(8), device=device)
-        for array, want in zip(arrays, quantise(k, kind, np.ones(1)), strict=False):
-            same(array[0], want, kind)
+        other = device.zeros((1, 8, heads, 64), np.float32)
+        for factor in np.array([1.0] if kind == "mxfp8" else FACTORS, np.float32):
+            held = [device.zeros((1, 8, heads, width), dtype) for width, dtype in shapes.values()]
+            cache: Any = held[0] if len(held) == 1 else tuple(held)
+            scale = {} if kind == "mxfp8" else {"k_scale": device.array(factor[None])}
+            new, slots = device.array(k), device.array(np.arange(8))
+            pysm120.kv_cache_append(new, new, cache, other, slots, **scale)
+            with np.errstate(all="ignore"):
+                wanted = quantise(k, kind, factor[None])
+            for array, want in zip(held, wanted, strict=False):
+                same(array.numpy()[0], want, f"{kind} {factor}")
 
 
 def same(got: NDArray[Any], want: NDArray[Any], kind: str) -> None:
@@ -252,8 +281,10 @@ def test_rotary(rng: np.random.Generator, place: str, capability: str, request: 
     if device.is_virtual and capability == "9":
         request.getfixturevalue("monkeypatch").setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
         device = pysm120.Device("virtual")
-    for turn in range(8):
-        problem = Problem(device, rng, place=place, kinds=(str(rng.choice(KINDS)), "copy"))
+    for turn in range(10):
+        is_wide = turn >= 8
+        kinds = ("nvfp4" if is_wide else str(rng.choice(KINDS)), "copy")
+        problem = Problem(device, rng, place=place, kinds=kinds, is_wide=is_wide)
         tokens = new_tokens(problem)
         k, v = (
             (rng.standard_normal((*tokens.shape, problem.heads, side.columns)) * 3).astype(problem.dtype)

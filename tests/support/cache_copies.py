@@ -12,6 +12,7 @@ import pysm120
 Array = NDArray[Any]
 KINDS = ("copy", "e4m3", "e5m2", "mxfp8", "nvfp4")
 PLACES = ("slots", "table", "dense")
+WIDE_LANES = 1 << 14  # of an append to NVFP4: with as many the library launches a wide kernel
 
 
 class Memory:
@@ -95,19 +96,30 @@ class Side:
 
 
 class Problem:
-    """Tokens of some sequences, and a cache."""
+    """Tokens of some sequences, and a cache. is_wide: with NVFP4, one token is enough for the wide kernels."""
 
-    def __init__(self, device: pysm120.Device, rng: np.random.Generator, *, place: str, kinds: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        device: pysm120.Device,
+        rng: np.random.Generator,
+        *,
+        place: str,
+        kinds: tuple[str, str],
+        is_wide: bool = False,
+    ) -> None:
         self.device, self.rng, self.place = device, rng, place
         self.dtype = DTYPES[str(rng.choice(list(DTYPES)))]
-        self.heads, self.batch = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+        sizes = [64, 128, 48, 40, 2, 34, 192]
+        k_columns, v_columns = (int(rng.choice(sizes[:4] if is_wide else sizes)) for _ in "kv")
+        lanes = 2 * -(-max(k_columns, v_columns) // 32)
+        self.heads = -(-WIDE_LANES // lanes) if is_wide else int(rng.integers(1, 4))
+        self.batch = int(rng.integers(1, 4))
         self.page_rows = int(rng.choice([1, 3, 4, 8]))
         self.table_pages = int(rng.integers(1, 4))
         self.pages = self.batch if place == "dense" else self.batch * self.table_pages + 2
         self.capacity = self.page_rows * (1 if place == "dense" else self.table_pages)
         self.cache_shape = (self.pages, self.page_rows, self.heads)
-        sizes = [64, 128, 48, 40, 2, 34, 192]
-        self.k, self.v = (Side(self, x, kind, int(rng.choice(sizes))) for x, kind in zip("kv", kinds, strict=True))
+        self.k, self.v = Side(self, "k", kinds[0], k_columns), Side(self, "v", kinds[1], v_columns)
         self.table = rng.permutation(self.pages)[: self.batch * self.table_pages].reshape(self.batch, -1)
 
     def coin(self) -> bool:

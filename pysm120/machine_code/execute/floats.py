@@ -40,6 +40,26 @@ def extreme(w: Writer, m: Match) -> None:
     w.emit(f"{smaller(w, p)}{'.NaN' if m['nan'] else ''}.f32 {of.destination(w, d)}, {x}, {y}")
 
 
+def extreme_halves(w: Writer, m: Match) -> None:
+    """HMNMX2.NAN.XORSIGN d, |a|, |b|, p: of the halves, the smaller magnitude for PT, the larger one for !PT."""
+    d, a, b, p = w.one.operands
+    if not (a.startswith("|") and b.startswith("|")):
+        raise w.unknown("operands")
+    x, y = (halves(w, one.replace("|", "")) for one in (a, b))
+    kind = "bf16x2" if m["bf16"] else "f16x2"
+    w.emit(f"{smaller(w, p)}.NaN.xorsign.abs.{kind} {of.destination(w, d)}, {x}, {y}")
+
+
+def halves(w: Writer, operand: str) -> str:
+    """Return both halves of a register, or one of them twice."""
+    x, part = of.selected(w, operand)
+    if not part:
+        return x
+    both = w.temporary()
+    w.emit(f"prmt.b32 {both}, {x}, {x}, {_SWAPS[part]}")
+    return both
+
+
 def select(w: Writer, _: Match) -> None:
     """FSEL d, a, b, p."""
     d, a, b, p = w.one.operands
@@ -84,9 +104,9 @@ def widen(w: Writer, _: Match) -> None:
     source, part = of.selected(w, a)
     if zero != "-RZ" or part not in _SWAPS:
         raise w.unknown("operands")
-    halves = w.half(), w.half()
-    w.emit(f"mov.b32 {{{halves[0]}, {halves[1]}}}, {source}")
-    w.emit(f"cvt.f32.f16 {of.destination(w, d)}, {halves[part == 'H1_H1']}")
+    pair = w.half(), w.half()
+    w.emit(f"mov.b32 {{{pair[0]}, {pair[1]}}}, {source}")
+    w.emit(f"cvt.f32.f16 {of.destination(w, d)}, {pair[part == 'H1_H1']}")
 
 
 def add_bf16(w: Writer, _: Match) -> None:
@@ -102,12 +122,7 @@ def add_bf16(w: Writer, _: Match) -> None:
 def multiply_halves(w: Writer, _: Match) -> None:
     """HMUL2 d, a, b: one half of b may be read twice."""
     d, a, b = w.one.operands
-    x, (y, part) = of.register(w, a), of.selected(w, b)
-    if part:
-        both = w.temporary()
-        w.emit(f"prmt.b32 {both}, {y}, {y}, {_SWAPS[part]}")
-        y = both
-    w.emit(f"mul.rn.f16x2 {of.destination(w, d)}, {x}, {y}")
+    w.emit(f"mul.rn.f16x2 {of.destination(w, d)}, {of.register(w, a)}, {halves(w, b)}")
 
 
 def constant_halves(w: Writer, _: Match) -> None:
@@ -125,6 +140,7 @@ HANDLERS = {
     r"U?FMUL": multiply,
     r"FFMA(?P<rounding>\.R[PMZ])?": fused,
     r"FMNMX(?P<nan>\.NAN)?": extreme,
+    r"HMNMX2(?P<bf16>\.BF16_V2)?\.NAN\.XORSIGN": extreme_halves,
     r"U?FSEL": select,
     r"U?FSETP\.(?P<comparison>EQ|NE|GT|GEU|GTU|NEU)(?P<flush>\.FTZ)?\.(?P<with>AND|OR)": compare,
     r"MUFU\.(?P<function>EX2|LG2|RCP|RSQ)": approximate,
