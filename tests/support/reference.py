@@ -273,8 +273,12 @@ def attention_16bit(
     cta_rows: int = 128,
     key_groups: int = 1,
     always: bool = False,
-) -> tuple[Array, Array]:
+    p_error: float = 0.0,
+) -> tuple[Array, Array, Array]:
     """Model the kernel: P = 2^x, x = S log2(e) scale + bias, rounded to 16 bits; sums add P before rounding.
+
+    Return O, LSE and how far O may be from the kernel's because a P with a relative error of `p_error` lies on the
+    other side of a tie.
 
     If a warp checks a tile and a score exceeds its row's bias by 8, the bias of all rows follows the maximum. A warp
     checks tiles until each of its rows has had a key. If a lane's sum exceeds the limit of P, the CTA runs again and
@@ -289,9 +293,12 @@ def attention_16bit(
     s = np.einsum("bqhd,bkhd->bhqk", q, k) * np.sign(scale) * factor
     s = np.where(visible(q.shape[1], k.shape[1], causal), s, -np.inf)
 
+    def rounded(p: Array) -> Array:
+        return p.astype(np.float32).astype(np.dtype(dtype)).astype(np.float64)
+
     def run_group(watched: Array, group: int) -> tuple[Array, Array, Array]:
         bias = np.full(s.shape[:3], np.inf)  # no key yet
-        o = np.zeros((*s.shape[:3], v.shape[-1]))
+        o = np.zeros((2, *s.shape[:3], v.shape[-1]))  # and how far ties may move it
         lanes = np.zeros((*s.shape[:3], 4))  # a lane of four sums columns 2 lane and 2 lane + 1 of each 8
         for first in range(group * tile, s.shape[3], key_groups * tile):
             part = s[..., first : first + tile]
@@ -304,8 +311,10 @@ def attention_16bit(
                 bias[rows] = np.where(follows[..., None], np.minimum(bias[rows], -highest[rows] - margin), bias[rows])
             alpha = np.where(np.isinf(before), 0, np.exp2(bias - np.where(np.isinf(before), bias, before)))[..., None]
             p = np.exp2(part + np.where(np.isinf(bias), 0, bias)[..., None])
-            rounded = p.astype(np.float32).astype(np.dtype(dtype)).astype(np.float64)
-            o = o * alpha + np.einsum("bhqk,bkhd->bhqd", rounded, v[:, first : first + tile])
+            steps = rounded(p * (1 + p_error)) - rounded(p * (1 - p_error))
+            values = v[:, first : first + tile]
+            o[0] = o[0] * alpha + np.einsum("bhqk,bkhd->bhqd", rounded(p), values)
+            o[1] = o[1] * alpha + np.einsum("bhqk,bkhd->bhqd", steps, np.abs(values))
             lanes *= alpha
             for column in range(p.shape[-1]):
                 lanes[..., column % 8 // 2] += p[..., column]
@@ -330,14 +339,14 @@ def attention_16bit(
         if again.any() and not always:
             other_o, other_lse, _ = run(again)
             o, lse = np.where(again[..., None], other_o, o), np.where(again, other_lse, lse)
-    return np.moveaxis(o, 1, 2), lse
+    return np.moveaxis(o[0], 1, 2), lse, np.moveaxis(o[1], 1, 2)
 
 
 def attention_mxfp8_16bit(
     q: Array, k: Array, v: Array, scale: float, causal: str | None, dtype: str
 ) -> tuple[Array, Array]:
     """Model the kernel: Q, K in MX along head_dim, everything else as in attention_16bit."""
-    return attention_16bit(mx(q, -1), mx(k, -1), v, scale, causal, dtype, always=True)
+    return attention_16bit(mx(q, -1), mx(k, -1), v, scale, causal, dtype, always=True)[:2]
 
 
 def relative_error(got: Array, want: Array) -> float:
