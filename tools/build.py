@@ -506,11 +506,13 @@ def write_pkgconfig(folder: Path) -> None:
     (folder / "sm120.pc").write_text(pkgconfig("src", "build"))
 
 
-def objects(source: Path, folder: Path, target: Platform) -> list[tuple[Path, list[str]]]:
-    """List the objects of one C file with the flags of each."""
+def objects(
+    source: Path, folder: Path, target: Platform, *, is_sanitized: bool = False
+) -> list[tuple[Path, list[str]]]:
+    """List the objects of one C file with the flags of each. Sanitizers see loops over lanes as for any processor."""
     if not source.stem.endswith("_isa"):
-        return [(folder / f"{source.stem}.o", [])]
-    variants = target.isa_flags.items()
+        return [(folder / f"{source.stem}.o", ["-DVM_BASE_ONLY"] if is_sanitized else [])]
+    variants = [(isa, flags) for isa, flags in target.isa_flags.items() if isa == "base" or not is_sanitized]
     return [(folder / f"{source.stem}_{isa}.o", [*flags, f"-DVM_ISA={isa}"]) for isa, flags in variants]
 
 
@@ -565,7 +567,7 @@ def build(*, sanitize: str | None = None, name: str | None = None, jobs: int = 2
     cc = find_cc()
     target = target_platform(cc)
     is_native = target == host_platform()
-    extra = [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g"] if sanitize else []
+    extra = [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g", "-O1"] if sanitize else []
     folder = cache.folder / (name or ("" if is_native else target.name))
     folder /= f"sanitize-{sanitize.replace(',', '-')}" if sanitize else ""
     with ThreadPoolExecutor(jobs) as pool:
@@ -573,7 +575,8 @@ def build(*, sanitize: str | None = None, name: str | None = None, jobs: int = 2
         version = run([*cc, "--version"])
         work: list[tuple[Path, Path, list[str]]] = []
         for source in [*filter(target.has, sorted((ROOT / "src").rglob("*.c"))), *generated]:
-            for output, flags in objects(source, folder / "objects" / source.parent.relative_to(ROOT), target):
+            place = folder / "objects" / source.parent.relative_to(ROOT)
+            for output, flags in objects(source, place, target, is_sanitized=sanitize is not None):
                 work.append((source, output, [*cc, *FLAGS, *target.compile_flags, *flags, *extra]))
 
         def compile_one(item: tuple[Path, Path, list[str]]) -> Path:

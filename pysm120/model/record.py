@@ -97,8 +97,12 @@ def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
     ``target`` is the preferred one for the chip. Every target and every installed ptxas that the PTX allows are tried,
     first without the other entries: these take time, but the constants with addresses of variables depend on them.
     """
-    name, texts = function.name, dict.fromkeys((only(ptx, function.name), ptx))
-    words = [one.word for one in function.instructions]
+    return lines_of(function.name, [one.word for one in function.instructions], ptx, target)
+
+
+def lines_of(name: str, words: list[int], ptx: str, target: str) -> sass.Function:
+    """Return a kernel with the lines of its PTX, by its name and the words of its code: see ``with_lines``."""
+    texts = dict.fromkeys((only(ptx, name), ptx))
     try:
         tried = [(one, at) for one in sass.targets(ptx, target) for at in tools.assemblers(sass.version_of(ptx))]
     except (UnsupportedError, InvalidArgumentError) as error:

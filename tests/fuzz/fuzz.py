@@ -37,7 +37,6 @@ SEPARATOR = "%%%%\n"
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:max_allocation_size_mb=256:handle_abort=0",
     "UBSAN_OPTIONS": "print_stacktrace=1",
-    "PYSM120_VM_ISA": "base",
 }
 
 
@@ -86,13 +85,9 @@ def _compiled(target: str, engine: str) -> Path:
 
     work = [(HERE / f"{name}.c", folder / f"own_{name}.o", extra) for name, extra in own]
     for source in sources:
-        for output, extra in build.objects(source, folder / source.parent.relative_to(ROOT), machine):
-            # Loops over lanes run as compiled for any processor (OPTIONS): only those need the sanitizers.
-            is_used = output.stem.endswith("_base")
-            if source.stem.endswith("_isa"):
-                work.append((source, output, [*extra, *(checked if is_used else ["-O0"])]))
-            else:
-                work.append((source, output, [*checked, *guided]))
+        place = folder / source.parent.relative_to(ROOT)
+        for output, extra in build.objects(source, place, machine, is_sanitized=True):
+            work.append((source, output, [*extra, *checked, *([] if source.stem.endswith("_isa") else guided)]))
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(compile_one, work))
     if whole:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pysm120.machine_code import registers, sass
+from pysm120.machine_code.cubin import Cubin
 from pysm120.machine_code.flow import Comparison
 from pysm120.model import record
 from pysm120.runtime.module import builtin_image, builtin_index, builtins
@@ -73,8 +74,9 @@ def with_rows(entry: str, target: str) -> tuple[sass.Function, str]:
     """Return the machine code of a kernel of the library with the rows of its PTX, and the PTX."""
     n = builtin_index(entry)
     assert n is not None
-    ptx, function = builtin_image(n, target, "ptx").decode(), sass.disassemble(builtin_image(n, target, "cubin"))[entry]
-    return record.with_lines(function, ptx, target), ptx
+    ptx, code = builtin_image(n, target, "ptx").decode(), Cubin(builtin_image(n, target, "cubin")).code(entry)
+    words = [int.from_bytes(code[at : at + 16], "little") for at in range(0, len(code), 16)]
+    return record.lines_of(entry, words, ptx, target), ptx
 
 
 @pytest.mark.sampled(20)

@@ -12,7 +12,7 @@ static struct once chosen = ONCE_INITIALIZER;
 
 /* Detect the CPU's vector width, once. */
 static void choose(void) {
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(VM_BASE_ONLY)
     const char *const limit = getenv("PYSM120_VM_ISA");
     const bool base = limit != NULL && strcmp(limit, "base") == 0, v3 = limit != NULL && strcmp(limit, "v3") == 0;
     __builtin_cpu_init();

@@ -14,14 +14,14 @@
 enum form { NARROW, WIDE, FP4, INTEGER, NARROW_SPARSE, WIDE_SPARSE, NO_FORM };
 
 FORMS(base);
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(VM_BASE_ONLY)
 FORMS(v3);
 FORMS(v4);
 #endif
 
 /* Return the functions for the widest vectors that this CPU supports and PYSM120_VM_ISA allows. */
 static mma_function *const *widest(void) {
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(VM_BASE_ONLY)
     const char *const limit = getenv("PYSM120_VM_ISA");
     const bool base = limit != NULL && strcmp(limit, "base") == 0;
     const bool v3 = limit != NULL && strcmp(limit, "v3") == 0;
