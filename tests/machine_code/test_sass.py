@@ -10,7 +10,6 @@ import pytest
 from sass_text import Op, listing
 
 from pysm120.machine_code import sass, tools
-from pysm120.machine_code.cubin import Cubin
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 from pysm120.runtime.module import builtin_image, builtins
 
@@ -119,30 +118,6 @@ def test_text_that_ends_too_early() -> None:
 
 
 ENTRIES = {builtin.entry: index for index, builtin in enumerate(builtins())}
-PARTS = 16
-
-
-@pytest.mark.sampled(1, each=("target",))
-@pytest.mark.parametrize("target", ["sm_120f", "sm_90"])
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_instruction_of_the_library_is_read(target: str, part: int) -> None:
-    """The words of the text are those of the ELF file, and every branch leads to an instruction.
-
-    nvdisasm takes most of its time to start, so it reads many kernels at once; see also the next test.
-    """
-    images = {entry: builtin_image(ENTRIES[entry], target, "cubin") for entry in list(ENTRIES)[part::PARTS]}
-    functions = sass.disassemble_all(images)
-    assert list(functions) == list(images)
-    for name, function in functions.items():
-        cubin = Cubin(images[name])
-        assert [entry.name for entry in cubin.entries] == [name]
-        assert cubin.target == int(target[3:6].rstrip("f"))
-        code = b"".join(one.word.to_bytes(16, "little") for one in function.instructions)
-        assert code == cubin.code(name)
-        addresses = {one.address for one in function.instructions}
-        branches = [one for one in function.instructions if one.is_branch]
-        assert {one.target for one in branches} <= addresses | {None}
-        assert all(addresses.issuperset(one.choices) and (one.target is None) == bool(one.choices) for one in branches)
 
 
 # On sm_90 nvdisasm remarks on its spills in some forms of the text.
