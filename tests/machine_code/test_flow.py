@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ PLANTED = {
     "shuffle": (re.compile(r"SHFL"), range(2, 3)),
 }
 NEAR = 150  # instructions before and after a planted one, whose registers it may get
+TOGETHER = 8  # kernels that are assembled together
 SITES = 2  # of each kind in each kernel
 
 
@@ -70,22 +72,56 @@ tile_loop:
 """
 
 
-def with_rows(entry: str, target: str) -> tuple[sass.Function, str]:
-    """Return the machine code of a kernel of the library with the rows of its PTX, and the PTX."""
+def words_of(entry: str, target: str) -> tuple[str, list[int]]:
+    """Return the PTX of a kernel of the library and the words of its machine code."""
     n = builtin_index(entry)
     assert n is not None
     ptx, code = builtin_image(n, target, "ptx").decode(), Cubin(builtin_image(n, target, "cubin")).code(entry)
-    words = [int.from_bytes(code[at : at + 16], "little") for at in range(0, len(code), 16)]
+    return ptx, [int.from_bytes(code[at : at + 16], "little") for at in range(0, len(code), 16)]
+
+
+def with_rows(entry: str, target: str) -> tuple[sass.Function, str]:
+    """Return the machine code of a kernel of the library with the rows of its PTX, and the PTX."""
+    ptx, words = words_of(entry, target)
     return record.lines_of(entry, words, ptx, target), ptx
 
 
-@pytest.mark.sampled(20)
-@pytest.mark.parametrize("entry", [builtin.entry for builtin in builtins()])
-def test_kernels_read_the_registers_of_their_ptx(entry: str) -> None:
+def all_with_rows(entries: Sequence[str], target: str) -> Iterator[tuple[sass.Function, str]]:
+    """Do the same for kernels of one template, assembled together, because nvdisasm takes most of its time to start."""
+    heads: dict[str, list[tuple[str, str, list[int]]]] = {}
+    for entry in entries:
+        ptx, words = words_of(entry, target)
+        heads.setdefault(ptx[: ptx.index(".visible .entry")], []).append((entry, ptx, words))
+    for head, kernels in heads.items():
+        bodies = [ptx.removeprefix(head) for _, ptx, _ in kernels]
+        functions = sass.disassemble(sass.assemble(head + "".join(bodies), target))
+        before = itertools.accumulate([0, *(body.count("\n") for body in bodies)])
+        for (entry, ptx, words), lines in zip(kernels, before, strict=False):
+            found = [
+                dataclasses.replace(one, line=one.line and one.line - lines) for one in functions[entry].instructions
+            ]
+            if [one.word for one in found] == words:
+                yield sass.Function(entry, found), ptx
+            else:
+                yield with_rows(entry, target)
+
+
+def by_template() -> list[list[str]]:
+    """Return the kernels of the library, up to TOGETHER of one template in a list."""
+    members: dict[str, list[str]] = {}
+    for builtin in builtins():
+        members.setdefault(builtin.source, []).append(builtin.entry)
+    return [kernels[at : at + TOGETHER] for kernels in members.values() for at in range(0, len(kernels), TOGETHER)]
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("entries", by_template(), ids=lambda entries: f"{entries[0]}-{len(entries)}")
+def test_kernels_read_the_registers_of_their_ptx(entries: list[str]) -> None:
     """No device here runs this code; that of sm_90 is run on a GPU."""
-    compared = Comparison(*with_rows(entry, "sm_120f"))
-    assert compared.anchors
-    assert not compared.findings, "\n".join(map(str, compared.findings))
+    for function, ptx in all_with_rows(entries, "sm_120f"):
+        compared = Comparison(function, ptx)
+        assert compared.anchors, function.name
+        assert not compared.findings, "\n".join([function.name, *map(str, compared.findings)])
 
 
 def plant(
