@@ -44,12 +44,14 @@ def test_every_line_is_marked_with_where_it_stands(template: Path, target: str) 
     where: tuple[str, int] | None = None
     checked = 0
     for line in expansion(template, target).text.splitlines():
-        if marker := re.fullmatch(r'#line (\d+) "(.*)"', line):
+        if line.startswith("#") and (marker := re.fullmatch(r'#line (\d+) "(.*)"', line)):
             where = (marker[2], int(marker[1]))
             continue
         if where is not None:
             file, number = where
-            source = sources.setdefault(file, (ROOT / file).read_text().splitlines())[number - 1]
+            if file not in sources:
+                sources[file] = (ROOT / file).read_text().splitlines()
+            source = sources[file][number - 1]
             if "${" not in source:
                 assert line == source.rstrip()
                 checked += 1
