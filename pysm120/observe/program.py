@@ -163,7 +163,7 @@ class Launch:
             if is_bytes and value.nbytes == parameter.bytes:
                 return value.tobytes()
         elif value.itemsize == parameter.bytes and fits(argument.type, parameter.type):
-            return value if parameter.type else value.tobytes()
+            return value.tobytes() if is_bytes else value
         message = f"argument {argument.index} is {argument.word!r}, but {self.kernel.describe(argument.index)} takes "
         raise InvalidArgumentError(message + right_for(parameter, is_address=is_address, is_bytes=is_bytes))
 

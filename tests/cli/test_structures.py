@@ -52,6 +52,19 @@ def test_structures(kernel: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "args.3" in printed
 
 
+@pytest.mark.parametrize(("nbytes", "word", "wanted"), [(1, "u8:7", 7), (1, "u8[1]:7", 7), (4, "f32:1", 0x3F800000)])
+def test_a_structure_of_one_scalar(tmp_path: Path, nbytes: int, word: str, wanted: int) -> None:
+    """A scalar of its size, as nvcc's empty struct of one byte takes it."""
+    path, out = tmp_path / "k.ptx", tmp_path / "y.npy"
+    path.write_text(
+        ".version 8.8\n.target sm_120f\n.address_size 64\n"
+        f".visible .entry k(.param .u64 y, .param .align {nbytes} .b8 x[{nbytes}])\n"
+        f"{{ .reg .b64 a; .reg .b32 v; ld.param.u64 a, [y]; ld.param.u{8 * nbytes} v, [x]; st.global.u32 [a], v; ret; }}"
+    )
+    assert __main__.main(["run", str(path), "--grid", "1", "--block", "1", f"{out}=u32[1]", word]) == 0
+    assert np.load(out).tolist() == [wanted]
+
+
 def test_structures_that_are_wrong(kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["run", kernel, "--kernel", "_Z5scale4Args", "--grid", "1", "--block", "32"]
     for word, message in (
