@@ -11,6 +11,9 @@ _RESERVED = 1024  # reserved at the start of a CTA's shared memory from sm_90 on
 # Records of .nv.info: the first byte is the format of the value, the second its meaning.
 _IN_RECORD = (0x01, 0x02, 0x03)
 _SIZED = 0x04
+_HALF = 0x03  # the value is in the record, 16 bits
+_MOST_REGISTERS = 0x1B
+NO_LIMIT = 255  # registers that a thread may have at most
 _REGISTERS, _FRAME, _MAX_THREADS, _REQUIRED_THREADS, _INDIRECT = 0x2F, 0x11, 0x05, 0x10, 0x34
 _PARAMETER, _PARAMETERS = 0x17, 0x0A
 
@@ -165,6 +168,17 @@ class Cubin:
         """Return the values of an attribute of an entry."""
         info = next(section.data for section in self._sections if section.name == f".nv.info.{name}")
         return [value for attribute, value in _records(info) if attribute == wanted]
+
+    def most_registers(self, name: str) -> int:
+        """Return the registers that ptxas was allowed for an entry, by .maxnreg or -maxrregcount; NO_LIMIT is 255."""
+        info = next(section.data for section in self._sections if section.name == f".nv.info.{name}")
+        at = 0
+        while at + 4 <= len(info):
+            form, attribute, value = struct.unpack_from("<BBH", info, at)
+            if (form, attribute) == (_HALF, _MOST_REGISTERS):
+                return int(value)
+            at += 4 + (value if form == _SIZED else 0)
+        return NO_LIMIT
 
     def indirect_branches(self, name: str) -> bytes:
         """Return the records of .nv.info that hold the targets of the indirect branches of an entry."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pysm120.machine_code import joined, tools
-from pysm120.machine_code.cubin import Cubin
+from pysm120.machine_code.cubin import NO_LIMIT, Cubin
 from pysm120.runtime.errors import InvalidArgumentError
 
 # The scheduling fields are bits 105 to 125 of an instruction's 128.
@@ -150,11 +150,14 @@ class Function:
         The name of its entry.
     instructions : sequence of Instruction
         In the order of their addresses.
+    most_registers : int, optional
+        What ptxas was allowed, by .maxnreg or -maxrregcount; without a limit 255.
 
     """
 
-    def __init__(self, name: str, instructions: Sequence[Instruction]) -> None:
+    def __init__(self, name: str, instructions: Sequence[Instruction], most_registers: int = NO_LIMIT) -> None:
         self.name = name
+        self.most_registers = most_registers
         self.instructions = tuple(instructions)
         self._index = {one.address: i for i, one in enumerate(self.instructions)}
 
@@ -395,7 +398,10 @@ def disassemble(image: bytes, entry: str | None = None) -> dict[str, Function]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(image)
-        return parse(tools.run("nvdisasm", "-hex", "-c", "-gp", *only, path))
+        found = parse(tools.run("nvdisasm", "-hex", "-c", "-gp", *only, path))
+    for name in {one.name for one in cubin.entries} & {*found}:
+        found[name].most_registers = cubin.most_registers(name)
+    return found
 
 
 def disassemble_all(images: Mapping[str, bytes]) -> dict[str, Function]:
@@ -471,17 +477,19 @@ def targets(ptx: str, wanted: str) -> list[str]:
     return list(dict.fromkeys([*same, wanted, f"sm_{chip}", f"sm_{chip}a"]))
 
 
-def assemble(ptx: str, target: str, at: Path | None = None) -> bytes:
+def assemble(ptx: str, target: str, at: Path | None = None, most_registers: int = NO_LIMIT) -> bytes:
     """Return the cubin of a PTX text, with the lines of that text, whatever its line markers say.
 
-    Needs a ptxas that reads the text's .version; ``at`` is one, instead of the first one found.
+    Needs a ptxas that reads the text's .version; ``at`` is one, instead of the first one found. ``most_registers`` is
+    what it may give a thread.
     """
+    limit = [f"-maxrregcount={most_registers}"] if most_registers < NO_LIMIT else []
     text = "\n".join("" if _MARKER.match(line) or _LOC.match(line) else line for line in ptx.splitlines())
     with tempfile.TemporaryDirectory() as folder:
         source, image = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(text + "\n", encoding="utf-8")
         at = at or tools.assemblers(version_of(ptx))[0]
-        tools.run("ptxas", f"-arch={target}", "-lineinfo", source, "-o", image, at=at)
+        tools.run("ptxas", f"-arch={target}", "-lineinfo", *limit, source, "-o", image, at=at)
         return image.read_bytes()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pysm120.machine_code import sass, tools
+from pysm120.machine_code.cubin import NO_LIMIT
 from pysm120.model import mbarriers, roles
 from pysm120.model import work as works
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
@@ -97,20 +98,21 @@ def with_lines(function: sass.Function, ptx: str, target: str) -> sass.Function:
     ``target`` is the preferred one for the chip. Every target and every installed ptxas that the PTX allows are tried,
     first without the other entries: these take time, but the constants with addresses of variables depend on them.
     """
-    return lines_of(function.name, [one.word for one in function.instructions], ptx, target)
+    words = [one.word for one in function.instructions]
+    return lines_of(function.name, words, ptx, target, function.most_registers)
 
 
-def lines_of(name: str, words: list[int], ptx: str, target: str) -> sass.Function:
+def lines_of(name: str, words: list[int], ptx: str, target: str, most_registers: int = NO_LIMIT) -> sass.Function:
     """Return a kernel with the lines of its PTX, by its name and the words of its code: see ``with_lines``."""
-    texts = dict.fromkeys((only(ptx, name), ptx))
+    texts, limits = dict.fromkeys((only(ptx, name), ptx)), dict.fromkeys((NO_LIMIT, most_registers))
     try:
         tried = [(one, at) for one in sass.targets(ptx, target) for at in tools.assemblers(sass.version_of(ptx))]
     except (UnsupportedError, InvalidArgumentError) as error:
         raise NotRecordedError(str(error)) from error
     failed = "ptxas assembles its PTX to other code: it has another version, or other options were used"
-    for n, (text, (one, at)) in enumerate(itertools.product(texts, tried)):
+    for n, (text, limit, (one, at)) in enumerate(itertools.product(texts, limits, tried)):
         try:
-            again = sass.disassemble(sass.assemble(text, one, at)).get(name)
+            again = sass.disassemble(sass.assemble(text, one, at, limit)).get(name)
         except (UnsupportedError, InvalidArgumentError) as error:
             failed = str(error) if n == 0 else failed
             continue

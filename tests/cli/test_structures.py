@@ -59,7 +59,8 @@ def test_a_structure_of_one_scalar(tmp_path: Path, nbytes: int, word: str, wante
     path.write_text(
         ".version 8.8\n.target sm_120f\n.address_size 64\n"
         f".visible .entry k(.param .u64 y, .param .align {nbytes} .b8 x[{nbytes}])\n"
-        f"{{ .reg .b64 a; .reg .b32 v; ld.param.u64 a, [y]; ld.param.u{8 * nbytes} v, [x]; st.global.u32 [a], v; ret; }}"
+        "{ .reg .b64 a; .reg .b32 v; ld.param.u64 a, [y]; "
+        f"ld.param.u{8 * nbytes} v, [x]; st.global.u32 [a], v; ret; }}"
     )
     assert __main__.main(["run", str(path), "--grid", "1", "--block", "1", f"{out}=u32[1]", word]) == 0
     assert np.load(out).tolist() == [wanted]

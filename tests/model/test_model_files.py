@@ -182,6 +182,23 @@ def test_lines_of_code_that_depends_on_other_entries() -> None:
     assert all("call.uni" in lines[one.line - 1] for one in calls)
 
 
+def test_lines_of_code_with_fewer_registers() -> None:
+    """As nvcc -maxrregcount makes it: the cubin says what ptxas was allowed."""
+    names = [f"x{i}" for i in range(40)]
+    loads = "".join(f"ld.volatile.global.f32 {x}, [a + {4 * i}];\n" for i, x in enumerate(names))
+    stores = "".join(f"st.volatile.global.f32 [a + {4 * i}], {x};\n" for i, x in enumerate(names))
+    text = (
+        ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry first(.param .u64 p)\n{\n.reg .b64 a;\n"
+        f".reg .f32 x<40>;\nld.param.u64 a, [p];\n{loads}{stores}ret;\n}}\n"
+    )
+    free, function = (sass.disassemble(sass.assemble(text, "sm_90", None, n))["first"] for n in (255, 24))
+    assert (free.most_registers, function.most_registers) == (255, 24)
+    assert [one.word for one in free.instructions] != [one.word for one in function.instructions]
+    found = record.with_lines(function, text, "sm_90")
+    assert [one.word for one in found.instructions] == [one.word for one in function.instructions]
+    assert all(text.splitlines()[one.line - 1].startswith("st.") for one in found.instructions if one.base == "STG")
+
+
 def test_targets() -> None:
     def of(target: str, wanted: str) -> list[str]:
         return sass.targets(f".version 8.8\n.target {target}, debug\n", wanted)
