@@ -171,14 +171,7 @@ class Cubin:
 
     def most_registers(self, name: str) -> int:
         """Return the registers that ptxas was allowed for an entry, by .maxnreg or -maxrregcount; NO_LIMIT is 255."""
-        info = next(section.data for section in self._sections if section.name == f".nv.info.{name}")
-        at = 0
-        while at + 4 <= len(info):
-            form, attribute, value = struct.unpack_from("<BBH", info, at)
-            if (form, attribute) == (_HALF, _MOST_REGISTERS):
-                return int(value)
-            at += 4 + (value if form == _SIZED else 0)
-        return NO_LIMIT
+        return next((int.from_bytes(value, "little") for value in self._attributes(name, _MOST_REGISTERS)), NO_LIMIT)
 
     def indirect_branches(self, name: str) -> bytes:
         """Return the records of .nv.info that hold the targets of the indirect branches of an entry."""
@@ -195,6 +188,8 @@ def _records(data: bytes) -> list[tuple[int, bytes]]:
         if form == _SIZED:
             found.append((attribute, data[at : at + size]))
             at += size
+        elif form == _HALF:
+            found.append((attribute, data[at - 2 : at]))
         elif form not in _IN_RECORD:
             break
     return found

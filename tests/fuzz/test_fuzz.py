@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.virtual
 
-RUNS = {"parse": 12_000, "run": 4_000, "abi": 2_000}  # beside the inputs of the corpus
+RUNS = {"parse": 12_000, "run": 8_000, "abi": 3_000}  # beside the inputs of the corpus
 FEW_RUNS, FEW_INPUTS = 300, 60
 
 

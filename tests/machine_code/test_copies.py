@@ -1,11 +1,26 @@
-"""The machine code of cp.async where ptxas makes what no GPU executes; the library's: test_resources.py."""
+"""The machine code of cp.async: in the kernels of the library, and where ptxas makes what no GPU executes."""
 
 import pytest
 from sass_text import Op, listing
 
 from pysm120.machine_code import sass
+from pysm120.runtime.module import builtin_image, builtins
 
 pytestmark = pytest.mark.virtual
+
+
+@pytest.mark.parametrize("target", ["sm_120f", "sm_90"])
+def test_gpus_take_all_copies_of_the_library(target: str) -> None:
+    images = {
+        builtin.entry: builtin_image(n, target, "cubin")
+        for n, builtin in enumerate(builtins())
+        if builtin.operation.startswith("attention_kv_cache")
+    }
+    functions = sass.disassemble_all(images)
+    copies = [x for function in functions.values() for x in function.instructions if x.opcode.startswith("LDGSTS")]
+    assert len(copies) > 500  # of all kernels for aligned rows
+    for entry, function in functions.items():
+        assert not sass.refused_copies(function), entry
 
 
 def test_copies_that_gpus_refuse_are_found() -> None:

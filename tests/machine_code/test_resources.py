@@ -117,12 +117,10 @@ def test_kernels_of_the_library(part: int, capsys: pytest.CaptureFixture[str], m
         assert list(functions) == list(images)
         for entry, function in functions.items():
             check_code(Cubin(images[entry]), function, target)
-        opcodes = {one.opcode.partition(".")[0] for function in functions.values() for one in function.instructions}
-        assert "LDGSTS" in opcodes or not any(record.operation.startswith("attention_kv") for record in records)
 
 
 def check_code(cubin: Cubin, function: sass.Function, target: str) -> None:
-    """The words of the text are those of the ELF file, every branch leads to an instruction, and a GPU takes copies."""
+    """The words of the text are those of the ELF file, and every branch leads to an instruction."""
     assert [entry.name for entry in cubin.entries] == [function.name]
     assert cubin.target == int(target[3:6].rstrip("f"))
     code = b"".join(one.word.to_bytes(16, "little") for one in function.instructions)
@@ -131,7 +129,6 @@ def check_code(cubin: Cubin, function: sass.Function, target: str) -> None:
     branches = [one for one in function.instructions if one.is_branch]
     assert {one.target for one in branches} <= addresses | {None}
     assert all(addresses.issuperset(one.choices) and (one.target is None) == bool(one.choices) for one in branches)
-    assert not sass.refused_copies(function), function.name
 
 
 def check_budget(row: dict[str, Any]) -> None:

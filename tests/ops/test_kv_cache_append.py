@@ -152,30 +152,29 @@ OPERATION = Operation(
 )
 
 
+@pytest.fixture(params=["12", "9"])
+def either(request: pytest.FixtureRequest, device: pysm120.Device, monkeypatch: pytest.MonkeyPatch) -> pysm120.Device:
+    """The device; if it is virtual, also one with the kernels for Hopper."""
+    if not device.is_virtual or request.param == "12":
+        return device
+    monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", request.param)
+    return pysm120.Device("virtual")
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("capability", ["12", "9"])
-def test_equals_the_model(rng: np.random.Generator, place: str, kind: str, capability: str, request: Any) -> None:
+def test_equals_the_model(either: pysm120.Device, rng: np.random.Generator, place: str, kind: str) -> None:
     """Every byte of caches with gaps, tokens that go nowhere, pages that there are not."""
-    device = request.getfixturevalue("device")
-    if device.is_virtual and capability == "9":
-        request.getfixturevalue("monkeypatch").setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
-        device = pysm120.Device("virtual")
     for _ in range(3):
-        check_append(Problem(device, rng, place=place, kinds=(kind, str(rng.choice(KINDS)))))
+        check_append(Problem(either, rng, place=place, kinds=(kind, str(rng.choice(KINDS)))))
 
 
 @pytest.mark.parametrize("k_kind", KINDS)
-@pytest.mark.parametrize("capability", ["12", "9"])
-def test_wide_kernels(rng: np.random.Generator, k_kind: str, capability: str, request: Any) -> None:
+def test_wide_kernels(either: pysm120.Device, rng: np.random.Generator, k_kind: str) -> None:
     """The same for so many tokens that a thread has two parts of a head."""
-    device = request.getfixturevalue("device")
-    if device.is_virtual and capability == "9":
-        request.getfixturevalue("monkeypatch").setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
-        device = pysm120.Device("virtual")
     for place in PLACES:
         kinds = rng.permutation([k_kind, "nvfp4"])
-        check_append(Problem(device, rng, place=place, kinds=(str(kinds[0]), str(kinds[1])), is_wide=True))
+        check_append(Problem(either, rng, place=place, kinds=(str(kinds[0]), str(kinds[1])), is_wide=True))
 
 
 def check_append(problem: Problem) -> None:
@@ -192,13 +191,8 @@ def check_append(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("heads", [1, WIDE_LANES // 8 // 4])
-@pytest.mark.parametrize("capability", ["12", "9"])
-def test_special_values(heads: int, capability: str, request: Any) -> None:
+def test_special_values(either: pysm120.Device, heads: int) -> None:
     """Ties and limits of e2m1, zeros, subnormals, infinities and NaN in every format, with factors of any size."""
-    device = request.getfixturevalue("device")
-    if device.is_virtual and capability == "9":
-        request.getfixturevalue("monkeypatch").setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
-        device = pysm120.Device("virtual")
     ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]
     row = [s * x * (1 + n * 2.0**-23) for x in ties for n in (0, 1, -1) for s in (1, -1)]
     special = [0, -0.0, 1e-45, 1e-39, 3e38, -3e38, 448, 464, 480, 57344, 61440, 2.0**-126, 2.0**-130]
@@ -215,12 +209,12 @@ def test_special_values(heads: int, capability: str, request: Any) -> None:
         "mxfp8": {"": (64, E4M3), "[1]": (2, E8M0)},
         "nvfp4": {"": (32, np.uint8), "[1]": (4, E4M3)},
     }.items():
-        other = device.zeros((1, 8, heads, 64), np.float32)
+        other = either.zeros((1, 8, heads, 64), np.float32)
         for factor in np.array([1.0] if kind == "mxfp8" else FACTORS, np.float32):
-            held = [device.zeros((1, 8, heads, width), dtype) for width, dtype in shapes.values()]
+            held = [either.zeros((1, 8, heads, width), dtype) for width, dtype in shapes.values()]
             cache: Any = held[0] if len(held) == 1 else tuple(held)
-            scale = {} if kind == "mxfp8" else {"k_scale": device.array(factor[None])}
-            new, slots = device.array(k), device.array(np.arange(8))
+            scale = {} if kind == "mxfp8" else {"k_scale": either.array(factor[None])}
+            new, slots = either.array(k), either.array(np.arange(8))
             pysm120.kv_cache_append(new, new, cache, other, slots, **scale)
             with np.errstate(all="ignore"):
                 wanted = quantise(k, kind, factor[None])
@@ -274,17 +268,12 @@ def rotated(k: NDArray[Any], tables: NDArray[Any], positions: NDArray[Any], *, i
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("capability", ["12", "9"])
-def test_rotary(rng: np.random.Generator, place: str, capability: str, request: Any) -> None:
+def test_rotary(either: pysm120.Device, rng: np.random.Generator, place: str) -> None:
     """Both conventions, any number of columns, aligned tables or not; positions that there are not."""
-    device = request.getfixturevalue("device")
-    if device.is_virtual and capability == "9":
-        request.getfixturevalue("monkeypatch").setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
-        device = pysm120.Device("virtual")
     for turn in range(10):
         is_wide = turn >= 8
         kinds = ("nvfp4" if is_wide else str(rng.choice(KINDS)), "copy")
-        problem = Problem(device, rng, place=place, kinds=kinds, is_wide=is_wide)
+        problem = Problem(either, rng, place=place, kinds=kinds, is_wide=is_wide)
         tokens = new_tokens(problem)
         k, v = (
             (rng.standard_normal((*tokens.shape, problem.heads, side.columns)) * 3).astype(problem.dtype)

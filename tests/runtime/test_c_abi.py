@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "src" / "sm120.h"
 CC = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or shutil.which("gcc") or "cc"]
 CXX = [path for path in map(shutil.which, ("c++", "g++")) if path is not None][:1]
-KERNEL_PARTS = 16
 PROGRAMS = ("c_abi", "c_kernels", "c_operations", "c_watch")  # they call every function of sm120.h
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
 
@@ -153,9 +152,7 @@ def test_failing_cuda_driver(library: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.virtual
-def test_sanitized(sanitize: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """Loading each of the library's kernels takes minutes there: another part of them in every run."""
-    part = [str(pytestconfig.option.seed % KERNEL_PARTS), str(KERNEL_PARTS)]
+def test_sanitized(sanitize: str, tmp_path: Path) -> None:
     built = build_tree.built("--sanitize", sanitize)
     flags = ["-std=c11", "-g", f"-fsanitize={sanitize}"]
     options = {
@@ -168,8 +165,7 @@ def test_sanitized(sanitize: str, tmp_path: Path, pytestconfig: pytest.Config) -
         "tests/runtime/threads.c",
         "examples/attention.c",
     ):
-        words = part if source.endswith("/c_kernels.c") else []
-        run(compiled(ROOT / source, built, tmp_path, *flags), "virtual", *words, **options)
+        run(compiled(ROOT / source, built, tmp_path, *flags), "virtual", **options)
     if sanitize != "thread":  # cuda_failures.c has one thread
         run_failures(built, tmp_path, flags, options)
 
