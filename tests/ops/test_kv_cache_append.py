@@ -153,7 +153,7 @@ OPERATION = Operation(
 
 
 @pytest.fixture(params=["12", "9"])
-def either(request: pytest.FixtureRequest, device: pysm120.Device, monkeypatch: pytest.MonkeyPatch) -> pysm120.Device:
+def either(request: Any, device: pysm120.Device, monkeypatch: pytest.MonkeyPatch) -> pysm120.Device:
     """The device; if it is virtual, also one with the kernels for Hopper."""
     if not device.is_virtual or request.param == "12":
         return device
@@ -213,7 +213,7 @@ def test_special_values(either: pysm120.Device, heads: int) -> None:
         for factor in np.array([1.0] if kind == "mxfp8" else FACTORS, np.float32):
             held = [either.zeros((1, 8, heads, width), dtype) for width, dtype in shapes.values()]
             cache: Any = held[0] if len(held) == 1 else tuple(held)
-            scale = {} if kind == "mxfp8" else {"k_scale": either.array(factor[None])}
+            scale: dict[str, Any] = {} if kind == "mxfp8" else {"k_scale": either.array(factor[None])}
             new, slots = either.array(k), either.array(np.arange(8))
             pysm120.kv_cache_append(new, new, cache, other, slots, **scale)
             with np.errstate(all="ignore"):
