@@ -21,7 +21,8 @@
  *     workspace and workspace_bytes may be 0. Else 0 or too few bytes are SM120_WORKSPACE_TOO_SMALL; the message says
  *     how many are needed, and nothing is launched.
  *   - Strides are int64, in elements. Names or comments say where a size is in bytes.
- *   - A struct that the caller fills starts with its size. Bytes behind the members known here must be 0.
+ *   - A struct that the caller fills starts with its size, but for the elements of an array. Bytes behind the members
+ *     known here must be 0.
  *   - A function that lists things takes index 0, 1, ... and returns SM120_UNSUPPORTED after the last one.
  */
 #ifndef SM120_H
@@ -517,6 +518,129 @@ SM120_API sm120_status sm120_tensor_map_encode(sm120_device *device, const sm120
 /* Point a map to another tensor of the same type, dimensions and strides. */
 SM120_API sm120_status sm120_tensor_map_replace_address(sm120_device *device, sm120_tensor_map *map,
                                                         sm120_address address);
+
+/* ---- the timing model: one multiprocessor, simulated ------------------------------------------------------- */
+
+/* What a step does beside occupying units. Groups are those of cp.async. */
+enum {
+    SM120_STEP_PLAIN = 0,
+    SM120_STEP_BARRIER = 1, /* reach a barrier of `amount` warps, 0: of all warps of the CTA, and wait for the others */
+    SM120_STEP_REACH = 2,   /* the same, and go on */
+    SM120_STEP_LOAD = 3,    /* cp.async of `amount` bytes */
+    SM120_STEP_COMMIT = 4,  /* close a group */
+    SM120_STEP_DRAIN = 5,   /* wait for all but the last `amount` groups */
+    SM120_STEP_WAIT = 6,    /* wait for the end of a phase of an mbarrier */
+    SM120_STEP_ARRIVE = 7,  /* arrive `amount` times in a phase */
+    SM120_STEP_COPY = 8     /* bulk copy of `amount` bytes that completes in a phase */
+};
+
+/* A step of a warp's path: an instruction and what it occupies, in clocks unless a comment says otherwise. */
+typedef struct sm120_simulated_step {
+    double interval;            /* until its pipe accepts the next one */
+    double wavefronts;          /* passes over the data of shared memory and L1 */
+    double even_port, odd_port; /* of the ports of even and odd registers */
+    double loaded, stored;      /* bytes that it loads from L2, without cp.async; bytes that it stores */
+    double added;               /* bytes that it adds to L2 */
+    double written;             /* wavefronts that the bytes of a cp.async take when they arrive */
+    int64_t amount;             /* as the action says */
+    int32_t action;             /* SM120_STEP_... */
+    int32_t pipe;               /* its number */
+    int32_t latency, landing;   /* of its result; of what its cp.async loads */
+    int32_t stall;              /* until the warp's next instruction, at least 1 */
+    int32_t waits;              /* mask of the warp's six barriers for which it waits */
+    int32_t writes, reads;      /* barrier that its result, and that its last read, releases; -1: none */
+    int32_t ring, ahead;        /* ring of its phase, and how many phases that is ahead of the warp's round */
+    int32_t line;               /* of code */
+    int32_t place;              /* the row of `stalls` to which its waits are added */
+} sm120_simulated_step;
+
+/* mbarriers that take turns. A phase ends after its arrivals and copies. A CTA uses once + each * rounds phases, and
+ * nobody waits for the last `left` of them. */
+typedef struct sm120_simulated_ring {
+    int64_t bytes; /* of a phase */
+    int32_t arrivals, copies, once, each, left;
+    int32_t is_filled; /* 1: when a phase of `emptied` ends, warps that are not simulated copy `stages` phases later */
+} sm120_simulated_ring;
+
+/* A use of pipe `cause` makes pipe `delayed` busy for longer, if it is busy. */
+typedef struct sm120_simulated_delay {
+    double clocks;
+    int32_t cause, delayed;
+} sm120_simulated_delay;
+
+/* A multiprocessor, and CTAs whose warps follow given paths. Warp w of a CTA follows path before[w]; then a path for
+ * each round of its Q tile; then path behind[w]. The path of round r of Q tile t is path_of_round[n + r], where n is
+ * rounds_begin[(w * kinds + kind_of_tile[t]) * turns + first % turns], and `first` counts the rounds of the CTA's Q
+ * tiles before t. docs/explanation/model.md says what is simulated. */
+typedef struct sm120_simulation {
+    uint32_t size; /* sizeof(sm120_simulation), set by the caller */
+    int32_t pipes; /* their number */
+    /* The chip. Rates are bytes a clock; latencies and intervals are clocks. */
+    const int32_t *is_queued; /* for each pipe, 1: a queue is in front of it */
+    const sm120_simulated_delay *delays;
+    double add_rate, add_queue, copy_rate, drain_rate, load_rate, store_rate; /* add_queue: bytes */
+    double port_window;                                                       /* 0: ports hold up nothing */
+    double code_latency, code_interval;                                       /* of a line of code */
+    int32_t delay_count, queue_depth;
+    int32_t is_greedy;              /* 1: a quarter prefers the warp of its last clock */
+    int32_t adds_bind, queues_bind; /* 1: additions to L2, and loads and stores, wait for their rate */
+    int32_t mbarrier_wake, copy_latency;
+    int32_t barrier_interval, barrier_latency;
+    int32_t cta_start, cta_interval; /* from the end of a CTA to the next start; between starts */
+    int32_t code_sets, code_ways,
+        code_ahead; /* lines that are kept, and lines asked for ahead; 0 sets: all are there */
+    /* The paths. */
+    int32_t warps, beside;             /* warps of a CTA with rounds; further ones, which only follow behind[w] */
+    const sm120_simulated_step *steps; /* of all paths */
+    const int32_t *path_begin;         /* for each path its first step, and for the last one its end */
+    const int32_t *before, *behind;    /* paths of each warp */
+    const int32_t *rounds_begin, *path_of_round;
+    int32_t step_count, path_count, round_count; /* of steps, paths and path_of_round */
+    int32_t kinds, turns;
+    int32_t between;   /* path from a Q tile to the next, of CTAs that go on; -1: they do not */
+    int32_t has_roles; /* 1: barriers are of as many warps as they name */
+    const sm120_simulated_ring *rings;
+    int32_t ring_count, stages, emptied; /* emptied: a ring, or -1 */
+    /* The launch: a Q tile for each CTA, or for a CTA that goes on. */
+    const int32_t *kind_of_tile;
+    const int32_t *rounds_of_kind;
+    int32_t tiles, slots; /* slots: CTAs at a time */
+    int64_t offset;       /* clocks between the starts of the slots */
+    int32_t places;       /* rows of `stalls` */
+} sm120_simulation;
+
+/* An instruction's time on a pipe. */
+typedef struct sm120_simulated_event {
+    int64_t begin, end;
+    int32_t quarter, warp, pipe;
+} sm120_simulated_event;
+
+/* Why a warp waited, before the reasons of each pipe: first those for results of pipe p, then those for pipe p itself.
+ */
+enum {
+    SM120_STALL_COUNT = 0,
+    SM120_STALL_GROUP = 1,    /* cp.async */
+    SM120_STALL_CODE = 2,     /* a line of code */
+    SM120_STALL_MBARRIER = 3, /* a phase */
+    SM120_STALL_NOT_SELECTED = 4,
+    SM120_STALL_PORTS = 5, /* ports of the registers */
+    SM120_STALL_RESULT = 6 /* + p; pipe p is busy: + pipes + p */
+};
+
+typedef struct sm120_simulation_result {
+    uint32_t size; /* sizeof(sm120_simulation_result), set by the caller */
+    int32_t ended; /* CTAs */
+    int64_t clocks, issued;
+    int64_t lines;   /* of code that were fetched */
+    int64_t *ends;   /* clock at which each CTA ended, in that order: room for `tiles` */
+    double *busy;    /* busy clocks of each pipe in all quarters, and of shared memory: room for pipes + 1 */
+    int64_t *stalls; /* for each place, clocks that warps waited, by reason: room for 6 + 2 * pipes */
+    sm120_simulated_event *events;  /* NULL: none are written */
+    size_t event_room, event_count; /* room for events; how many there are, even if the room is less */
+} sm120_simulation_result;
+
+/* Simulate CTAs on one multiprocessor. Returns SM120_UNSUPPORTED if warps wait for each other for ever. */
+SM120_API sm120_status sm120_simulate(const sm120_simulation *simulation, sm120_simulation_result *result);
 
 /* ---- operations ------------------------------------------------------------------------------------------ */
 

@@ -25,6 +25,7 @@ PLAIN = {
     "uint8_t": "u8",
     "size_t": "usize",
     "float": "f32",
+    "double": "f64",
     "char": "c_char",
     "void": "c_void",
 }

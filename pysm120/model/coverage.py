@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pysm120.model import kernel_model, predict, roles
 from pysm120.model.kernel_model import KernelModel
 from pysm120.model.roles import Other
-from pysm120.model.simulator import Step
+from pysm120.model.steps import Step
 
 _ALIKE = 0.1  # by how much the counts of blocks differ that are one part
 _LEAST = 0.01  # of a CTA's instructions, in a part that is simulated

@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from pysm120.machine_code import pipes as pipe_table
@@ -13,7 +13,8 @@ from pysm120.model.chips import Chip
 from pysm120.model.handovers import ByRules, Deed, Handovers, InTime
 from pysm120.model.mbarriers import NotUnderstoodError
 from pysm120.model.recorded import Recording
-from pysm120.model.simulator import Outcome, Paths, Pipes, Simulator, Step, StuckError
+from pysm120.model.simulator import Outcome, Simulator, StuckError
+from pysm120.model.steps import Paths, Pipes, Step
 
 TYPICAL = 16  # rounds of a CTA, if all CTAs are alike
 _MORE = 3  # rounds beyond the stages of a ring, after which the rules have shown that they fit
@@ -57,6 +58,10 @@ class KernelModel:
         default_factory=dict, init=False, compare=False, repr=False
     )
 
+    @cached_property
+    def _simulator(self) -> Simulator:
+        return Simulator(self.chip, self.pipes, self.paths, self.warps, queues=self.has_products)
+
     @property
     def has_products(self) -> bool:
         """Whether the kernel has matrix instructions."""
@@ -66,10 +71,7 @@ class KernelModel:
         """Simulate CTAs, or return what an equal simulation gave; ``rounds`` has the rounds of each."""
         key = (*rounds, slots, offset, keep_events)
         if key not in self._outcomes:
-            simulator = Simulator(
-                self.chip, self.pipes, self.paths, self.warps, keep_events=keep_events, queues=self.has_products
-            )
-            self._outcomes[key] = simulator.run(rounds, slots, offset)
+            self._outcomes[key] = self._simulator.run(rounds, slots, offset, keep_events=keep_events)
         return self._outcomes[key]
 
 

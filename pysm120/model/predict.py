@@ -14,7 +14,8 @@ from pysm120.model import paths as warp_paths
 from pysm120.model.kernel_model import TYPICAL, KernelModel
 from pysm120.model.recorded import SECTOR_BYTES
 from pysm120.model.roles import Other
-from pysm120.model.simulator import QUARTERS, Event, Outcome, Step
+from pysm120.model.simulator import QUARTERS, Event, Outcome
+from pysm120.model.steps import Step
 
 _LANES = 32
 _SHORT, _MORE = 4, 6  # rounds: fewest in the first simulation; additional ones in the second

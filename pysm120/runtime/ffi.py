@@ -19,6 +19,7 @@ _PLAIN = (
     *(
         "char *",
         "char const **",
+        "double *",
         "float *",
         "int32_t *",
         "int64_t *",

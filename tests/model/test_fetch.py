@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from pysm120.machine_code import sass
 from pysm120.model import chips, code_loops, kernel_model, validation
 from pysm120.model import fetch as fetch_module
 from pysm120.model.chips import Chip
-from pysm120.model.fetch import Fetch
 from pysm120.model.kernel_model import KernelModel
 from pysm120.model.simulator import Simulator
+from pysm120.model.steps import Paths, Pipes, Step
 
 pytestmark = pytest.mark.virtual
 
@@ -28,38 +29,57 @@ def chip(**values: Any) -> Chip:
     return dataclasses.replace(H200, values=H200.values | {"port_window": 0} | changed)
 
 
+def reached(
+    of: Chip, path: list[tuple[int, int]], others: tuple[int, ...] = (), warps: int = 1
+) -> tuple[dict[int, list[int]], int]:
+    """Return when each warp issues the steps of its path, and how many lines were fetched.
+
+    A step of ``path`` is its line of code and its stall count, and ``warps`` follow it. Each of ``others`` is a line
+    that a further warp reaches at the start.
+    """
+    pipes = Pipes(of)
+
+    def step(line: int, stall: int = 1) -> Step:
+        return Step(pipes.number("alu"), 1.0, 1, 0.0, stall, 0, -1, -1, "", 0, line=line)
+
+    steps, code = [step(*one) for one in path], [step(line) for line in range(1000)]  # code that is not kept
+    beside = [[step(line)] for line in others]
+    paths = Paths(steps, code, [], steps, code, (), None, [], beside=beside)
+    found = Simulator(of, pipes, paths, warps).run([0], 1, keep_events=True)
+    begins: dict[int, list[int]] = defaultdict(list)
+    for event in found.events:
+        begins[event.warp].append(event.begin)
+    return begins, found.lines
+
+
 def test_lines_come_one_after_the_other_and_stay() -> None:
-    fetch = Fetch(chip(bytes=1024, ways=2, ahead=0, latency=50, interval=10))
-    assert [fetch.come_to(line, 0) for line in (0, 1, 2)] == [50, 60, 70]
-    assert fetch.come_to(1, 65) == 60
-    assert fetch.come_to(3, 200) == 250
-    assert fetch.brought == 4
+    # Warps reach lines 0, 1 and 2 at first. Then one of them reaches line 1, which is there, and line 3, which is not.
+    path = [(0, 15), (0, 1), (1, 134), (1, 1), (3, 1)]
+    begins, lines = reached(chip(bytes=1024, ways=2, ahead=0, latency=50, interval=10), path, (1, 2))
+    assert [begins[warp][0] for warp in range(3)] == [50, 60, 70]
+    assert begins[0] == [50, 65, 66, 200, 250]
+    assert lines == 4
 
 
 def test_the_line_that_was_used_least_recently_makes_room() -> None:
-    fetch = Fetch(chip(bytes=256, ways=2, ahead=0, latency=50, interval=10))
-    fetch.come_to(0, 0)
-    fetch.come_to(1, 0)
-    fetch.come_to(0, 100)
-    fetch.come_to(2, 100)
-    assert fetch.come_to(0, 300) == 50
-    assert fetch.come_to(1, 300) == 350
+    of = chip(bytes=256, ways=2, ahead=0, latency=50, interval=10)
+    begins, lines = reached(of, [(0, 1), (1, 1), (0, 1), (2, 1), (0, 1), (1, 1)])
+    assert begins[0] == [50, 100, 101, 151, 152, 202]
+    assert lines == 4
 
 
 def test_lines_are_asked_for_ahead() -> None:
-    fetch = Fetch(chip(bytes=4096, ways=4, ahead=3, latency=50, interval=10))
-    assert fetch.come_to(0, 0) == 50
-    fetch.enter(0, 50)
+    of = chip(bytes=4096, ways=4, ahead=3, latency=50, interval=10)
+    begins, lines = reached(of, [(0, 10), (0, 1), (1, 1), (2, 1), (3, 1)])
     # Two with the first, the third as that is there; then two of three are under way already.
-    assert [fetch.come_to(line, 60) for line in (1, 2, 3)] == [60, 70, 100]
-    assert fetch.brought == 6
+    assert begins[0] == [50, 60, 61, 70, 100]
+    assert lines == 6
 
 
 def test_more_warps_of_a_quarter_have_more_lines_under_way() -> None:
+    of = chip(bytes=4096, ways=4, ahead=2, latency=50, interval=10)
     for warps, lines in ((1, 2), (2, 4), (4, 8)):
-        fetch = Fetch(chip(bytes=4096, ways=4, ahead=2, latency=50, interval=10), warps)
-        fetch.come_to(0, 0)
-        assert fetch.brought == lines
+        assert reached(of, [(0, 1)], warps=4 * warps)[1] == lines
 
 
 def test_sets() -> None:
@@ -144,14 +164,14 @@ def test_warps_in_step_as_measured(name: str, warps: int) -> None:
     assert (long - short) / 4 == pytest.approx(measured, rel=0.08)
 
 
-class Apart(Simulator):
-    """Warps of which each begins at another part of the rounds."""
-
-    def begin(self, rounds: int, at: int) -> None:
-        super().begin(rounds, at)
-        for warp in (warp for quarter in self.resident for warp in quarter):
-            first = len(self.paths.around) * warp.number // self.warps
-            warp.ways = [self.paths.around[first:] + self.paths.around[:first]] * rounds
+def apart(model: KernelModel, warps: int) -> Paths:
+    """Return paths of warps of which each begins at another part of the rounds."""
+    around = model.paths.around
+    firsts = [len(around) * warp // warps for warp in range(warps)]
+    ways = [around[first:] + around[:first] for first in firsts]
+    return dataclasses.replace(
+        model.paths, has_roles=True, ways=lambda count, _, warp: [ways[0 if warp is None else warp]] * count
+    )
 
 
 @pytest.mark.sampled(1)
@@ -159,5 +179,6 @@ class Apart(Simulator):
 def test_warps_in_different_places_as_measured(warps: int) -> None:
     """Each has to have all of the code brought for itself: the way to the next level is shared."""
     model, measured = model_of("code_met_64k", warps)
-    short, long = (Apart(H200, model.pipes, model.paths, warps).run([rounds], 1).clocks for rounds in (2, 5))
+    simulator = Simulator(H200, model.pipes, apart(model, warps), warps)
+    short, long = (simulator.run([rounds], 1).clocks for rounds in (2, 5))
     assert (long - short) / 3 == pytest.approx(measured, rel=0.07)

@@ -8,7 +8,8 @@ from sass_text import Op, listing
 from pysm120.machine_code import sass
 from pysm120.model import chips, memory, streams
 from pysm120.model.recorded import PROFILED_L1, Launch, Sectors, lost
-from pysm120.model.simulator import Paths, Pipes, Simulator
+from pysm120.model.simulator import Simulator
+from pysm120.model.steps import Paths, Pipes
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pysm120.model import chips, kernel_model, paths, predict, roles
 from pysm120.model.chips import Chip
 from pysm120.model.predict import _spread
 from pysm120.model.recorded import Launch, Recording, Sectors
-from pysm120.model.simulator import Pipes
+from pysm120.model.steps import Pipes
 
 BARRIER = Op("BAR.SYNC.DEFER_BLOCKING 0x0")
 EXP = Op("MUFU.EX2 R0, R1", writes=0)

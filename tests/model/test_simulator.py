@@ -13,7 +13,7 @@ from pysm120.model.chips import Chip
 from pysm120.model.handovers import Filler, Ring
 from pysm120.model.predict import _interpolated, _shared_out, _simulated, _Sms, _Time
 from pysm120.model.recorded import Launch, Sectors
-from pysm120.model.simulator import Pipes
+from pysm120.model.steps import Pipes
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import builtins
 

@@ -1,5 +1,6 @@
 /* Handles, devices, memory and streams, called wrongly, then rightly, by one thread and by several: c_abi [device]. */
 #include "c_abi.h"
+#include "simulation.h"
 
 /* ---- without a device ---- */
 
@@ -470,6 +471,24 @@ static void test_streams(sm120_device *device, sm120_kernel *kernel) {
 }
 
 /* Handles that are stale, of the other kind, or nothing at all; on the virtual device none is followed. */
+/* tests/model has what is simulated. */
+static void test_simulate(void) {
+    struct small_simulation all;
+    small_simulation(&all);
+    OK(sm120_simulate(&all.of, &all.result));
+    TRUE(all.result.issued == SIMULATED_ISSUED && all.result.event_count == SIMULATED_ISSUED);
+    TRUE(all.result.ended == SIMULATED_TILES && all.ends[SIMULATED_TILES - 1] == all.result.clocks);
+    TRUE(all.busy[0] == 2.0 * SIMULATED_ISSUED && all.result.lines >= 10);
+    all.result.event_room = 7;
+    memset(all.events, 0xff, sizeof all.events);
+    OK(sm120_simulate(&all.of, &all.result));
+    TRUE(all.result.event_count == SIMULATED_ISSUED && all.events[6].pipe == 0 && all.events[7].pipe == -1);
+    all.steps[2].ahead = 5; /* so that nobody copies what the warps wait for */
+    BAD(UNSUPPORTED, "wait for each other", sm120_simulate(&all.of, &all.result));
+    BAD(INVALID_ARGUMENT, "simulation", sm120_simulate(NULL, &all.result));
+    BAD(INVALID_ARGUMENT, "result", sm120_simulate(&all.of, NULL));
+}
+
 static void test_dead_handles(sm120_device *device, sm120_kernel *kernel) {
     sm120_device_info info = {.size = sizeof info};
     sm120_stream stream = NULL;
@@ -606,6 +625,7 @@ int main(int argc, char **argv) {
     test_memory(device);
     test_pinned(device, kernel);
     test_streams(device, kernel);
+    test_simulate();
     test_dead_handles(device, kernel);
     test_threads(device);
     OK(sm120_alloc(device, 100, &left)); /* what is left is freed by the close: a leak checker sees to it */

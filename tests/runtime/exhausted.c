@@ -18,6 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "simulation.h"
+
 enum { DONE = 1, FAILED = 2, CRASHED = 4 }; /* bits of an exit status */
 enum kind { ALLOCATION, MAPPING, PROTECTION, THREAD, KINDS };
 static const char *const kinds[KINDS] = {"malloc", "mmap", "mprotect", "pthread_create"};
@@ -224,9 +226,20 @@ static void operate(sm120_device *device, sm120_address x, sm120_stream stream) 
     (void)fine(sm120_quantize_mxfp8(device, &args), "sm120_quantize_mxfp8");
 }
 
+/* Simulate a multiprocessor. */
+static void simulate(void) {
+    struct small_simulation all;
+    small_simulation(&all);
+    if (fine(sm120_simulate(&all.of, &all.result), "sm120_simulate") && all.result.issued != SIMULATED_ISSUED) {
+        printf("%lld steps were issued\n", (long long)all.result.issued);
+        ++failures;
+    }
+}
+
 /* Use a device, as far as calls succeed, and close it. */
 static void *use(void *name) {
     sm120_device *device = NULL;
+    simulate();
     if (!fine(sm120_device_open(name, &device), "sm120_device_open")) {
         return NULL;
     }

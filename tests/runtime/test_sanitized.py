@@ -10,7 +10,10 @@ import pytest
 from build_tree import built
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("test_device.py", "test_arrays.py", "test_errors.py", "test_tensor_map.py")
+TESTS = (
+    *(f"runtime/test_{name}.py" for name in ("device", "arrays", "errors", "tensor_map")),
+    *(f"model/test_{name}.py" for name in ("simulate", "simulator", "fetch")),
+)
 
 
 def output(*command: str | Path) -> str:
@@ -43,6 +46,6 @@ def test_python_under_sanitizers(pytestconfig: pytest.Config) -> None:
         "--seed",
         str(pytestconfig.option.seed),
     ]
-    files = [ROOT / "tests" / "runtime" / name for name in TESTS]
+    files = [ROOT / "tests" / name for name in TESTS]
     done = subprocess.run([*words, *files], capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-10000:] + done.stderr[-10000:]

@@ -63,6 +63,22 @@ pub const SM120_L2_128B: u32 = 2;
 pub const SM120_L2_256B: u32 = 3;
 pub const SM120_FILL_ZERO: u32 = 0;
 pub const SM120_FILL_NAN: u32 = 1;
+pub const SM120_STEP_PLAIN: u32 = 0;
+pub const SM120_STEP_BARRIER: u32 = 1;
+pub const SM120_STEP_REACH: u32 = 2;
+pub const SM120_STEP_LOAD: u32 = 3;
+pub const SM120_STEP_COMMIT: u32 = 4;
+pub const SM120_STEP_DRAIN: u32 = 5;
+pub const SM120_STEP_WAIT: u32 = 6;
+pub const SM120_STEP_ARRIVE: u32 = 7;
+pub const SM120_STEP_COPY: u32 = 8;
+pub const SM120_STALL_COUNT: u32 = 0;
+pub const SM120_STALL_GROUP: u32 = 1;
+pub const SM120_STALL_CODE: u32 = 2;
+pub const SM120_STALL_MBARRIER: u32 = 3;
+pub const SM120_STALL_NOT_SELECTED: u32 = 4;
+pub const SM120_STALL_PORTS: u32 = 5;
+pub const SM120_STALL_RESULT: u32 = 6;
 pub const SM120_F32: u32 = 73730;
 pub const SM120_F16: u32 = 69634;
 pub const SM120_BF16: u32 = 69636;
@@ -518,6 +534,191 @@ pub struct sm120_tensor_map_args {
 }
 
 impl Default for sm120_tensor_map_args {
+    /// Zeros, with its size.
+    fn default() -> Self {
+        // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
+        let zeros: Self = unsafe { core::mem::zeroed() };
+        Self {
+            size: core::mem::size_of::<Self>() as u32,
+            ..zeros
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sm120_simulated_step {
+    pub interval: f64,
+    pub wavefronts: f64,
+    pub even_port: f64,
+    pub odd_port: f64,
+    pub loaded: f64,
+    pub stored: f64,
+    pub added: f64,
+    pub written: f64,
+    pub amount: i64,
+    pub action: i32,
+    pub pipe: i32,
+    pub latency: i32,
+    pub landing: i32,
+    pub stall: i32,
+    pub waits: i32,
+    pub writes: i32,
+    pub reads: i32,
+    pub ring: i32,
+    pub ahead: i32,
+    pub line: i32,
+    pub place: i32,
+}
+
+impl Default for sm120_simulated_step {
+    /// Zeros.
+    fn default() -> Self {
+        // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
+        unsafe { core::mem::zeroed() }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sm120_simulated_ring {
+    pub bytes: i64,
+    pub arrivals: i32,
+    pub copies: i32,
+    pub once: i32,
+    pub each: i32,
+    pub left: i32,
+    pub is_filled: i32,
+}
+
+impl Default for sm120_simulated_ring {
+    /// Zeros.
+    fn default() -> Self {
+        // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
+        unsafe { core::mem::zeroed() }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sm120_simulated_delay {
+    pub clocks: f64,
+    pub cause: i32,
+    pub delayed: i32,
+}
+
+impl Default for sm120_simulated_delay {
+    /// Zeros.
+    fn default() -> Self {
+        // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
+        unsafe { core::mem::zeroed() }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sm120_simulation {
+    pub size: u32,
+    pub pipes: i32,
+    pub is_queued: *const i32,
+    pub delays: *const sm120_simulated_delay,
+    pub add_rate: f64,
+    pub add_queue: f64,
+    pub copy_rate: f64,
+    pub drain_rate: f64,
+    pub load_rate: f64,
+    pub store_rate: f64,
+    pub port_window: f64,
+    pub code_latency: f64,
+    pub code_interval: f64,
+    pub delay_count: i32,
+    pub queue_depth: i32,
+    pub is_greedy: i32,
+    pub adds_bind: i32,
+    pub queues_bind: i32,
+    pub mbarrier_wake: i32,
+    pub copy_latency: i32,
+    pub barrier_interval: i32,
+    pub barrier_latency: i32,
+    pub cta_start: i32,
+    pub cta_interval: i32,
+    pub code_sets: i32,
+    pub code_ways: i32,
+    pub code_ahead: i32,
+    pub warps: i32,
+    pub beside: i32,
+    pub steps: *const sm120_simulated_step,
+    pub path_begin: *const i32,
+    pub before: *const i32,
+    pub behind: *const i32,
+    pub rounds_begin: *const i32,
+    pub path_of_round: *const i32,
+    pub step_count: i32,
+    pub path_count: i32,
+    pub round_count: i32,
+    pub kinds: i32,
+    pub turns: i32,
+    pub between: i32,
+    pub has_roles: i32,
+    pub rings: *const sm120_simulated_ring,
+    pub ring_count: i32,
+    pub stages: i32,
+    pub emptied: i32,
+    pub kind_of_tile: *const i32,
+    pub rounds_of_kind: *const i32,
+    pub tiles: i32,
+    pub slots: i32,
+    pub offset: i64,
+    pub places: i32,
+}
+
+impl Default for sm120_simulation {
+    /// Zeros, with its size.
+    fn default() -> Self {
+        // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
+        let zeros: Self = unsafe { core::mem::zeroed() };
+        Self {
+            size: core::mem::size_of::<Self>() as u32,
+            ..zeros
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sm120_simulated_event {
+    pub begin: i64,
+    pub end: i64,
+    pub quarter: i32,
+    pub warp: i32,
+    pub pipe: i32,
+}
+
+impl Default for sm120_simulated_event {
+    /// Zeros.
+    fn default() -> Self {
+        // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
+        unsafe { core::mem::zeroed() }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sm120_simulation_result {
+    pub size: u32,
+    pub ended: i32,
+    pub clocks: i64,
+    pub issued: i64,
+    pub lines: i64,
+    pub ends: *mut i64,
+    pub busy: *mut f64,
+    pub stalls: *mut i64,
+    pub events: *mut sm120_simulated_event,
+    pub event_room: usize,
+    pub event_count: usize,
+}
+
+impl Default for sm120_simulation_result {
     /// Zeros, with its size.
     fn default() -> Self {
         // SAFETY: every member is a number, a pointer, an Option of a function, or an array or struct of these.
@@ -1047,6 +1248,12 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_builtin_info>() == 128);
     assert!(core::mem::size_of::<sm120_tensor_map>() == 128);
     assert!(core::mem::size_of::<sm120_tensor_map_args>() == 152);
+    assert!(core::mem::size_of::<sm120_simulated_step>() == 120);
+    assert!(core::mem::size_of::<sm120_simulated_ring>() == 32);
+    assert!(core::mem::size_of::<sm120_simulated_delay>() == 16);
+    assert!(core::mem::size_of::<sm120_simulation>() == 304);
+    assert!(core::mem::size_of::<sm120_simulated_event>() == 32);
+    assert!(core::mem::size_of::<sm120_simulation_result>() == 80);
     assert!(core::mem::size_of::<sm120_tensor>() == 40);
     assert!(core::mem::size_of::<sm120_mask>() == 48);
     assert!(core::mem::size_of::<sm120_attention_args>() == 904);
@@ -1303,6 +1510,10 @@ extern "C" {
         device: *mut sm120_device,
         map: *mut sm120_tensor_map,
         address: sm120_address,
+    ) -> sm120_status;
+    pub fn sm120_simulate(
+        simulation: *const sm120_simulation,
+        result: *mut sm120_simulation_result,
     ) -> sm120_status;
     pub fn sm120_attention_workspace(
         device: *mut sm120_device,

@@ -1,0 +1,308 @@
+"""The steps of warps: the instructions on their paths, with the units that each occupies and what it waits for."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from pysm120.machine_code import pipes as pipe_table
+from pysm120.machine_code.sass import Instruction
+from pysm120.model import fetch as fetching
+from pysm120.model import ports as port_table
+from pysm120.model.chips import Chip
+from pysm120.model.handovers import Deed, Filler, Ring
+from pysm120.model.recorded import SECTOR_BYTES, Sectors
+
+_LANES = 32
+_PASS_BYTES = 128  # of shared memory in a wavefront, one clock
+_WHOLE_LINES = re.compile(r"\.LTC(?:128|256)B\b")  # what an access asks L2 for
+_QUEUED = ("lsu", "xu", "copy")
+
+
+class Step(NamedTuple):
+    """An instruction on a path.
+
+    ``special`` is "", "barrier" or "reach" (a barrier of ``amount`` warps, 0: all of the CTA; the warp waits for the
+    others, or goes on), an action on a phase of ``ring`` (handovers.py): "wait", "arrive" or "copy", or an
+    action of cp.async: "load" (``amount`` bytes), "commit" (a group) or "drain" (wait for all but ``amount`` groups).
+    ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code.
+    ``wavefronts``: passes over the data of shared memory and L1. ``added``: bytes that it adds to L2; ``loaded``,
+    ``stored``: bytes that it loads from L2, without cp.async, or stores. A request of few bytes counts as more.
+    ``written``: wavefronts of shared memory that the bytes of a cp.async take when they arrive; ``landing``: its
+    latency until then.
+    """
+
+    pipe: int
+    interval: float
+    latency: int
+    wavefronts: float
+    stall: int
+    waits: int
+    writes: int
+    reads: int
+    special: str
+    place: int
+    amount: int = 0
+    ring: int = 0
+    ahead: int = 0
+    ports: port_table.Demand = (0.0, 0.0)
+    line: int = 0
+    added: int = 0
+    loaded: float = 0.0
+    stored: float = 0.0
+    written: float = 0.0
+    landing: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """The steps of warps before the rounds, in each round and after them; ``load...`` are the steps of ``loaders``.
+
+    ``between``: the steps from the last round of a Q tile to the first one of the next, of CTAs that go on to the Q
+    tiles of others; else empty.
+    ``starters`` are the loaders that load before the rounds. With ``turns`` one loader after the other loads, each in a
+    round of its own. ``beside``: the steps of each other warp of a CTA, which executes no round. ``load_behind``: of
+    loaders, if their steps after the rounds are others.
+
+    ``ways``, if rounds differ: called with a CTA's number of rounds, True for loaders, and None or a warp, it returns
+    the steps of each round. With ``has_roles`` the steps of warps differ in every round.
+
+    ``working``: the warps of a CTA that have rows, if not all have; each further one only hands over in its rounds.
+    """
+
+    before: list[Step]
+    around: list[Step]
+    behind: list[Step]
+    load_before: list[Step]
+    load_around: list[Step]
+    rings: Sequence[Ring]
+    filler: Filler | None
+    sources: list[Instruction]
+    ways: Callable[[int, bool, int | None], Sequence[list[Step]]] | None = None
+    loaders: Collection[int] = (0,)
+    starters: Collection[int] = (0,)
+    turns: Sequence[int] = ()
+    beside: Sequence[list[Step]] = ()
+    load_behind: list[Step] | None = None
+    between: Sequence[Step] = ()
+    has_roles: bool = False
+    working: int | None = None
+
+    def fit(self, chip: Chip) -> bool:
+        """Whether the code of the rounds fits in the instruction cache."""
+        return fetching.fits(chip, {step.line for step in (*self.around, *self.load_around)})
+
+    def of_warp(self, warp: int, count: int, first: int = 0) -> Sequence[list[Step]]:
+        """Return the steps of a warp of a CTA in each round of a Q tile, whose first one is round ``first``."""
+        loads = warp in self.loaders
+        ways = self.ways(count, loads, warp) if self.has_roles and self.ways else self.rounds(count, loads=loads)
+        if warp in self.turns:
+            turn, others = self.turns.index(warp), self.rounds(count)
+            ways = [(ways if (first + n) % len(self.turns) == turn else others)[n] for n in range(count)]
+        if self.working is None or warp < self.working:
+            return ways
+        handed = {id(way): _hand_overs(way) for way in ways}
+        return [handed[id(way)] for way in ways]
+
+    def rounds(self, count: int, *, loads: bool = False) -> Sequence[list[Step]]:
+        """Return the steps of a warp in each round of a CTA with a number of rounds."""
+        return self.ways(count, loads, None) if self.ways else [self.load_around if loads else self.around] * count
+
+
+def _hand_overs(way: Sequence[Step]) -> list[Step]:
+    """Return the steps of a round in which a warp takes part in hand-overs, and those that wait for them."""
+    found, held = list[Step](), 0
+    for step in way:
+        if step.special or step.waits & held:
+            found.append(step)
+            held &= ~step.waits
+        if step.special == "wait" and step.writes >= 0:
+            held |= 1 << step.writes
+    return found or [*way[-1:]]
+
+
+class Pipes:
+    """The pipes of a chip by number, and the steps of instructions.
+
+    ``wavefronts`` returns the wavefronts of shared memory of an instruction, ``sectors`` what an access of global
+    memory touches, ``written`` the wavefronts that what a cp.async has copied takes; None if that is unknown.
+    ``warps``: of a CTA, which meet at its barriers, and at its end after ``rounds``.
+    """
+
+    def __init__(
+        self,
+        chip: Chip,
+        wavefronts: Callable[[Instruction], float] = pipe_table.wavefronts,
+        sectors: Callable[[Instruction], Sectors | None] = lambda _: None,
+        written: Callable[[Instruction], float | None] = lambda _: None,
+        warps: int = 1,
+        rounds: float = 0.0,
+    ) -> None:
+        self.chip, self.wavefronts, self.sectors, self.written = chip, wavefronts, sectors, written
+        self.warps, self.at_end = warps, 1 / math.sqrt(1 + rounds)
+        self.spread, self.share = (float(chip.values.get(name, 0.0)) for name in ("line_spread", "line_share"))
+        self.names: list[str] = []
+        self.port_clocks = float(chip["port_xu"]), float(chip["port_returned"])
+        self.load_request, self.store_request = float(chip["load_request_bytes"]), float(chip["store_request_bytes"])
+
+    def number(self, name: str) -> int:
+        """Return the number of a pipe."""
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)
+
+    def queued(self) -> list[bool]:
+        """Return, for each pipe, whether a queue is in front of it."""
+        return [name in _QUEUED for name in self.names]
+
+    def delays(self) -> list[list[tuple[int, float]]]:
+        """Return, for each pipe, which busy pipes an instruction on it delays, and by how many clocks."""
+        found: list[list[tuple[int, float]]] = [[] for _ in self.names]
+        for key, value in self.chip.values.items():
+            delayed, by, cause = key.partition("_by_")
+            if by and delayed in self.names and cause in self.names:
+                found[self.names.index(cause)].append((self.names.index(delayed), float(value)))
+        return found
+
+    def steps(self, path: Sequence[Instruction], deeds: Mapping[int, Deed], sources: list[Instruction]) -> list[Step]:
+        """Return the steps of a path; ``deeds`` has actions by address. New instructions are added to ``sources``."""
+        places = {one.address: n for n, one in enumerate(sources)}
+        steps = []
+        last_barrier = _last_barrier(path)
+        for i, one in enumerate(path):
+            # The guard is never true: the instruction is issued and does nothing.
+            is_idle = one.predicate == "!PT"
+            timing = self.chip.timing("branch" if is_idle else pipe_table.class_of(one.opcode))
+            if one.address not in places:
+                places[one.address] = len(sources)
+                sources.append(one)
+            following = path[(i + 1) % len(path)].address
+            taken = one.is_branch and following != one.address + 16
+            branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
+            passes = 0 if is_idle else self.wavefronts(one) or pipe_table.add_passes(one) or self.l1_passes(one)
+            # The result is ready after all wavefronts, which take an interval each.
+            ideal = pipe_table.wavefronts(one) or pipe_table.add_passes(one) or pipe_table.l1_passes(one)
+            conflicts = max(0, passes - ideal)
+            latency, loaded, stored = timing.latency, 0.0, 0.0
+            if not is_idle:
+                latency, loaded, stored = self.of_memory(one, timing.latency, meets=i < last_barrier)
+            special, amount = _special(one)
+            written, landing = 0.0, 0
+            if special == "load":
+                written = amount / _PASS_BYTES if (recorded := self.written(one)) is None else recorded
+                found = self.sectors(one)
+                landing = round(self.at_first(one, found, "async_latency"))
+                if found is not None:
+                    amount = round(self.requested(found))
+            deed = deeds.get(one.address) or Deed(special, 0, 0, amount)
+            steps.append(
+                Step(
+                    self.number(timing.pipe),
+                    timing.interval * max(1, passes),
+                    math.ceil(latency + conflicts * max(0, timing.interval - 1)),
+                    passes,
+                    max(1, one.stall, int(branch)),
+                    one.wait_mask,
+                    -1 if one.write_barrier is None else one.write_barrier,
+                    -1 if one.read_barrier is None else one.read_barrier,
+                    deed.kind,
+                    places[one.address],
+                    deed.amount,
+                    deed.ring,
+                    deed.ahead,
+                    (0.0, 0.0) if is_idle else port_table.demand(one, path[i - 1], *self.port_clocks),
+                    one.address // fetching.LINE_BYTES,
+                    added_bytes(one),
+                    loaded,
+                    stored,
+                    written,
+                    landing,
+                )
+            )
+        return steps
+
+    def l1_passes(self, one: Instruction) -> float:
+        """Return the passes over the data of L1 that an access of global memory takes.
+
+        A store takes one for each line that was recorded.
+        """
+        passes, found = pipe_table.l1_passes(one), self.sectors(one)
+        if one.base in {"STG", "ST"}:
+            return found.lines if found else 0
+        return found.wavefronts if passes and found is not None else passes
+
+    def requested(self, found: Sectors) -> float:
+        """Return the bytes of the requests of L2 that a load or cp.async makes."""
+        return max(SECTOR_BYTES * found.fetched, self.load_request * found.requests)
+
+    def of_memory(self, one: Instruction, latency: float, *, meets: bool = False) -> tuple[float, float, float]:
+        """Return the latency of an instruction, and the bytes that it loads from L2 and stores.
+
+        L1 gives what it holds sooner. A statement whose accesses need L2 in part has the average latency. ``meets``:
+        the warps of the CTA wait for each other at a barrier behind the access.
+        """
+        kind = pipe_table.class_of(one.opcode)
+        if one.base in {"ATOM", "ATOMG"}:
+            return self.chip.timing("atomic_global").latency, 0.0, 0.0
+        if kind not in {"load_global", "store_global"}:
+            return latency, 0.0, 0.0
+        found = self.sectors(one)
+        if found is None:
+            moved = float(_LANES * pipe_table.lane_bytes(one))
+            late = self.late(moved / fetching.LINE_BYTES, meets=meets)
+            return (latency + late, moved, 0.0) if kind == "load_global" else (latency, 0.0, moved)
+        if kind == "store_global":
+            return latency, 0.0, max(SECTOR_BYTES * found.touched, self.store_request * found.lines)
+        of_l1 = self.chip.timing("load_local").latency
+        late = self.late(found.requests / found.missed, meets=meets) if found.missed else 0.0
+        return of_l1 + found.missed * (latency + late - of_l1), self.requested(found), 0.0
+
+    def at_first(self, one: Instruction, found: Sectors | None, name: str) -> float:
+        """Return a latency of the chip for an access: of DRAM for lines that its CTA touches first, else of L2.
+
+        An access that asks L2 for whole lines has the average latency of its lines. Of any other access the sectors
+        that the CTA has not touched may come from DRAM whatever else it touched of their lines.
+        """
+        first = float(self.chip[name])
+        of_l2 = float(self.chip.values.get(f"l2_{name}", first))
+        return of_l2 + (first - of_l2) * (found.first if found and _WHOLE_LINES.search(one.opcode) else 1.0)
+
+    def late(self, lines: float, *, meets: bool) -> float:
+        """Return by how much the slowest of a load's lines is later than one alone.
+
+        It grows with each doubling of the number of lines that come from DRAM. Warps that meet wait for the slowest
+        line of all of them. Other warps only meet at the end of the CTA, which keeps its place until the slowest has
+        ended. They are apart then by the sum of their rounds, which spreads by the square root of the rounds.
+        """
+        own, of_all = (math.log2(max(1.0, self.share * n)) for n in (lines, lines * self.warps))
+        return self.spread * (own + (1.0 if meets else self.at_end) * (of_all - own))
+
+
+def _last_barrier(path: Sequence[Instruction]) -> int:
+    """Return the index behind which no warp waits for others on a path; in a round, the next round has its barriers."""
+    found = [i for i, one in enumerate(path) if _special(one)[0] == "barrier"]
+    is_round = bool(path) and path[-1].is_branch and path[-1].target == path[0].address
+    return len(path) if found and is_round else max(found, default=0)
+
+
+def added_bytes(one: Instruction) -> int:
+    """Return the bytes that a warp's instruction adds to L2, if all its lanes add."""
+    is_add = pipe_table.class_of(one.opcode) == "add_global" or one.base in {"ATOM", "ATOMG"}
+    return _LANES * pipe_table.lane_bytes(one) if is_add else 0
+
+
+def _special(one: Instruction) -> tuple[str, int]:
+    """Return the action of an instruction that needs no hand-overs, and its amount."""
+    if one.base == "BAR":
+        members = int(one.operands[1], 0) // _LANES if len(one.operands) > 1 and one.operands[1].startswith("0x") else 0
+        if ".ARV" in one.opcode:  # it goes on
+            return ("reach" if members else ""), members
+        return "barrier", members
+    if one.base == "LDGSTS":
+        return "load", _LANES * pipe_table.lane_bytes(one)
+    if one.base == "LDGDEPBAR":
+        return "commit", 0
+    if one.opcode == "DEPBAR.LE":
+        return "drain", int(one.operands[1], 0)
+    return "", 0

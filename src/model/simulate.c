@@ -1,0 +1,473 @@
+/* Simulating a multiprocessor: the checks of what the caller gives, the clock, and the starts and ends of CTAs. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/sm.h"
+#include "runtime/check.h"
+#include "runtime/error.h"
+
+enum {
+    MOST = 1 << 20,  /* of a count, a latency or a step's amount of work */
+    MOST_WARPS = 64, /* of a CTA */
+    MOST_WARPS_IN_ALL = 1 << 20,
+    MOST_OF_PIPES = 256,
+    MOST_OF_RINGS = 256,
+};
+
+/* A number of the simulation, its name, and the least and the largest value that it may have. */
+struct limit {
+    const char *name;
+    double value, least, most;
+};
+
+static sm120_status check_limits(const struct limit *limits, size_t count) {
+    for (size_t k = 0; k < count; ++k) {
+        const struct limit *const limit = &limits[k];
+        if (!(limit->value >= limit->least && limit->value <= limit->most)) {
+            return fail(SM120_INVALID_ARGUMENT, "simulation->%s = %g; it must be from %g to %g", limit->name,
+                        limit->value, limit->least, limit->most);
+        }
+    }
+    return SM120_OK;
+}
+
+#define LIMITS(...)                                                                                                    \
+    check_limits((const struct limit[]){__VA_ARGS__}, sizeof (const struct limit[]){__VA_ARGS__} / sizeof(struct limit))
+#define LIMIT(field, least, most) {#field, (double)of->field, least, most}
+
+static sm120_status check_numbers(const sm120_simulation *of) {
+    const double least_rate = 1.0 / MOST;
+    const sm120_status status =
+        LIMITS(LIMIT(pipes, 1, MOST_OF_PIPES), LIMIT(delay_count, 0, MOST), LIMIT(queue_depth, 1, MOST),
+               LIMIT(add_rate, least_rate, INFINITY), LIMIT(add_queue, 0, INFINITY),
+               LIMIT(copy_rate, least_rate, INFINITY), LIMIT(drain_rate, least_rate, INFINITY),
+               LIMIT(load_rate, least_rate, INFINITY), LIMIT(store_rate, least_rate, INFINITY),
+               LIMIT(port_window, 0, MOST), LIMIT(mbarrier_wake, 0, MOST), LIMIT(copy_latency, 0, MOST),
+               LIMIT(barrier_interval, 0, MOST), LIMIT(barrier_latency, 0, MOST), LIMIT(cta_start, 0, MOST),
+               LIMIT(cta_interval, 0, MOST), LIMIT(code_latency, 0, MOST), LIMIT(code_interval, 0, MOST),
+               LIMIT(code_sets, 0, MOST), LIMIT(code_ways, of->code_sets != 0, 1024), LIMIT(code_ahead, 0, MOST));
+    if (status != SM120_OK) {
+        return status;
+    }
+    return LIMITS(LIMIT(warps, 1, MOST_WARPS), LIMIT(beside, 0, MOST_WARPS), LIMIT(step_count, 0, INT32_MAX),
+                  LIMIT(path_count, 1, INT32_MAX - 1), LIMIT(round_count, 0, INT32_MAX), LIMIT(kinds, 1, MOST),
+                  LIMIT(turns, 1, MOST), LIMIT(between, -1, (double)of->path_count - 1),
+                  LIMIT(ring_count, 0, MOST_OF_RINGS), LIMIT(stages, 0, MOST),
+                  LIMIT(emptied, -1, (double)of->ring_count - 1),
+                  LIMIT(tiles, 1, MOST_WARPS_IN_ALL / ((double)of->warps + of->beside)), LIMIT(slots, 1, MOST),
+                  LIMIT(offset, 0, (double)INT32_MAX), LIMIT(places, 1, MOST));
+}
+#undef LIMIT
+
+/* Check that every entry of a list is from `least` to `most`. */
+static sm120_status check_list(const int32_t *list, int64_t count, int64_t least, int64_t most, const char *name) {
+    const sm120_status status = check_pointer(list, name);
+    for (int64_t k = 0; status == SM120_OK && k < count; ++k) {
+        if (list[k] < least || list[k] > most) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "%s[%" PRId64 "] = %" PRId32 "; it must be from %" PRId64 " to %" PRId64, name, k, list[k],
+                        least, most);
+        }
+    }
+    return status;
+}
+
+static sm120_status check_steps(const sm120_simulation *of) {
+    for (int32_t k = 0; k < of->step_count; ++k) {
+        const sm120_simulated_step *const step = &of->steps[k];
+        const double works[] = {step->interval, step->wavefronts, step->even_port, step->odd_port,      step->loaded,
+                                step->stored,   step->added,      step->written,   (double)step->amount};
+        bool is_right = true;
+        for (size_t n = 0; n < sizeof works / sizeof *works; ++n) {
+            is_right = is_right && works[n] >= 0 && works[n] <= (double)MOST * MOST;
+        }
+        const bool has_ring = step->action >= SM120_STEP_WAIT;
+        is_right = is_right && step->action >= SM120_STEP_PLAIN && step->action <= SM120_STEP_COPY && step->pipe >= 0 &&
+                   step->pipe < of->pipes && step->latency >= 0 && step->latency <= MOST && step->landing >= 0 &&
+                   step->landing <= MOST && step->stall >= 1 && step->stall <= MOST && step->waits >= 0 &&
+                   step->waits < 1 << WARP_BARRIERS && step->writes >= -1 && step->writes < WARP_BARRIERS &&
+                   step->reads >= -1 && step->reads < WARP_BARRIERS && step->line >= 0 && step->place >= 0 &&
+                   step->place < of->places && step->ahead >= -MOST && step->ahead <= MOST &&
+                   (!has_ring || (step->ring >= 0 && step->ring < of->ring_count));
+        if (!is_right) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "simulation->steps[%" PRId32 "] has a member that is out of range, of pipe %" PRId32
+                        ", action %" PRId32 ", ring %" PRId32 ", place %" PRId32 ": see sm120_simulated_step",
+                        k, step->pipe, step->action, step->ring, step->place);
+        }
+    }
+    return SM120_OK;
+}
+
+static sm120_status check_rings(const sm120_simulation *of) {
+    for (int32_t k = 0; k < of->ring_count; ++k) {
+        const sm120_simulated_ring *const ring = &of->rings[k];
+        if (ring->bytes < 0 || ring->bytes > (int64_t)MOST * MOST || ring->arrivals < 0 || ring->arrivals > MOST ||
+            ring->copies < 0 || ring->copies > MOST || ring->once < -MOST || ring->once > MOST || ring->each < 0 ||
+            ring->each > 64 || ring->left < 0 || ring->left > MOST) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "simulation->rings[%" PRId32 "] has %" PRId32 " arrivals, %" PRId32 " copies, %" PRId32
+                        " + %" PRId32 " phases; the first two must be from 0 to %d, phases of a round to 64",
+                        k, ring->arrivals, ring->copies, ring->once, ring->each, MOST);
+        }
+    }
+    for (int32_t k = 0; k < of->delay_count; ++k) {
+        const sm120_simulated_delay *const delay = &of->delays[k];
+        if (delay->cause < 0 || delay->cause >= of->pipes || delay->delayed < 0 || delay->delayed >= of->pipes ||
+            !(delay->clocks >= 0 && delay->clocks <= MOST)) {
+            return fail(SM120_INVALID_ARGUMENT,
+                        "simulation->delays[%" PRId32 "] is of pipes %" PRId32 " and %" PRId32 " and %g clocks; there "
+                        "are %" PRId32 " pipes",
+                        k, delay->cause, delay->delayed, delay->clocks, of->pipes);
+        }
+    }
+    return SM120_OK;
+}
+
+/* Check the lists of paths: their steps are in order, every warp has steps, and every round has a path. */
+static sm120_status check_paths(const sm120_simulation *of) {
+    const int64_t members = of->warps + of->beside, most = of->path_count - 1;
+    int64_t longest = 0, all = 0;
+    sm120_status status = check_list(of->path_begin, of->path_count + 1, 0, of->step_count, "simulation->path_begin");
+    for (int32_t k = 0; status == SM120_OK && k < of->path_count; ++k) {
+        if (of->path_begin[k] > of->path_begin[k + 1]) {
+            status = fail(SM120_INVALID_ARGUMENT, "simulation->path_begin[%" PRId32 "] is larger than the next one", k);
+        }
+    }
+    status = status == SM120_OK ? check_list(of->before, of->warps, 0, most, "simulation->before") : status;
+    status = status == SM120_OK ? check_list(of->behind, members, 0, most, "simulation->behind") : status;
+    status = status == SM120_OK
+                 ? check_list(of->rounds_of_kind, of->kinds, 0, of->round_count, "simulation->rounds_of_kind")
+                 : status;
+    status = status == SM120_OK ? check_list(of->path_of_round, of->round_count, 0, most, "simulation->path_of_round")
+                                : status;
+    status = status == SM120_OK ? check_list(of->kind_of_tile, of->tiles, 0, of->kinds - 1, "simulation->kind_of_tile")
+                                : status;
+    if (status != SM120_OK) {
+        return status;
+    }
+    for (int32_t k = 0; k < of->kinds; ++k) {
+        longest = later(longest, of->rounds_of_kind[k]);
+    }
+    for (int32_t k = 0; k < of->tiles; ++k) {
+        all += of->rounds_of_kind[of->kind_of_tile[k]];
+    }
+    if (all > MOST) {
+        return fail(SM120_INVALID_ARGUMENT,
+                    "the tiles of the simulation have %" PRId64 " rounds; it must be at most %d", all, MOST);
+    }
+    const int64_t begins = (int64_t)of->warps * of->kinds * of->turns;
+    status = check_list(of->rounds_begin, begins, 0, of->round_count, "simulation->rounds_begin");
+    for (int64_t k = 0; status == SM120_OK && k < begins; ++k) {
+        if (of->rounds_begin[k] + of->rounds_of_kind[k / of->turns % of->kinds] > of->round_count) {
+            status = fail(SM120_INVALID_ARGUMENT,
+                          "simulation->rounds_begin[%" PRId64 "] = %" PRId32 " leaves fewer paths than rounds", k,
+                          of->rounds_begin[k]);
+        }
+    }
+    return status;
+}
+
+static sm120_status check_simulation(const sm120_simulation *of, const sm120_simulation_result *result) {
+    sm120_status status = check_struct(of, sizeof *of, "simulation", "sm120_simulation");
+    status = status == SM120_OK ? check_struct(result, sizeof *result, "result", "sm120_simulation_result") : status;
+    status = status == SM120_OK ? check_numbers(of) : status;
+    if (status != SM120_OK) {
+        return status;
+    }
+    const struct {
+        const void *pointer;
+        const char *name;
+        bool is_needed;
+    } lists[] = {
+        {of->is_queued, "simulation->is_queued", true}, {of->delays, "simulation->delays", of->delay_count != 0},
+        {of->steps, "simulation->steps", true},         {of->rings, "simulation->rings", of->ring_count != 0},
+        {result->ends, "result->ends", true},           {result->busy, "result->busy", true},
+        {result->stalls, "result->stalls", true},
+    };
+    for (size_t k = 0; status == SM120_OK && k < sizeof lists / sizeof *lists; ++k) {
+        status = lists[k].is_needed ? check_pointer(lists[k].pointer, lists[k].name) : SM120_OK;
+    }
+    status = status == SM120_OK ? check_steps(of) : status;
+    status = status == SM120_OK ? check_rings(of) : status;
+    return status == SM120_OK ? check_paths(of) : status;
+}
+
+/* Free the lists of a CTA and of its warps. */
+static void empty(struct sm *sm, struct cta *cta) {
+    const int32_t first = (int32_t)(cta - sm->ctas) * sm->members;
+    for (int32_t k = 0; k < sm->members; ++k) {
+        free(sm->warps[first + k].groups);
+        sm->warps[first + k].groups = NULL;
+    }
+    for (int32_t k = 0; cta->meetings != NULL && k <= sm->of->warps; ++k) {
+        free(cta->meetings[k].waiting);
+    }
+    for (int32_t k = 0; cta->rings != NULL && k < sm->of->ring_count; ++k) {
+        free(cta->rings[k].of);
+    }
+    free(cta->meetings);
+    free(cta->rings);
+    free(cta->tiles);
+    free(cta->waits);
+    *cta = (struct cta){.left = 0};
+}
+
+static void close_sm(struct sm *sm) {
+    for (int32_t k = 0; sm->ctas != NULL && sm->warps != NULL && k < sm->next_cta; ++k) {
+        empty(sm, &sm->ctas[k]);
+    }
+    for (int32_t q = 0; q < QUARTERS; ++q) {
+        for (int32_t k = 0; sm->queues[q] != NULL && k < sm->of->pipes; ++k) {
+            free(sm->queues[q][k].begun);
+        }
+        free(sm->queues[q]);
+        free(sm->free[q]);
+        free(sm->resident[q]);
+    }
+    free(sm->code);
+    free(sm->starts);
+    free(sm->ctas);
+    free(sm->warps);
+}
+
+/* Return false when out of memory. */
+static bool open_sm(struct sm *sm, const sm120_simulation *of, sm120_simulation_result *result) {
+    const size_t pipes = (size_t)of->pipes, members = (size_t)(of->warps + of->beside), tiles = (size_t)of->tiles;
+    const size_t lines = (size_t)of->code_sets * (size_t)of->code_ways;
+    *sm = (struct sm){.of = of, .result = result, .members = (int32_t)members, .started = -of->cta_interval};
+    sm->ctas = calloc(tiles, sizeof *sm->ctas);
+    sm->warps = calloc(tiles * members, sizeof *sm->warps);
+    sm->starts = calloc(tiles, sizeof *sm->starts);
+    bool is_open = sm->ctas != NULL && sm->warps != NULL && sm->starts != NULL;
+    if (lines != 0) {
+        sm->code = calloc(lines, sizeof *sm->code);
+        is_open = is_open && sm->code != NULL;
+        for (size_t k = 0; sm->code != NULL && k < lines; ++k) {
+            sm->code[k].number = -1;
+        }
+    }
+    for (int32_t q = 0; q < QUARTERS; ++q) {
+        sm->wake[q] = NEVER;
+        sm->free[q] = calloc(pipes, sizeof *sm->free[q]);
+        sm->queues[q] = calloc(pipes, sizeof *sm->queues[q]);
+        sm->resident[q] = calloc(tiles * members, sizeof *sm->resident[q]);
+        is_open = is_open && sm->free[q] != NULL && sm->queues[q] != NULL && sm->resident[q] != NULL;
+        for (size_t k = 0; sm->queues[q] != NULL && k < pipes; ++k) {
+            sm->queues[q][k].begun = calloc((size_t)of->queue_depth, sizeof *sm->queues[q][k].begun);
+            is_open = is_open && sm->queues[q][k].begun != NULL;
+        }
+    }
+    return is_open;
+}
+
+void sm_take(struct sm *sm, struct warp *warp) {
+    const sm120_simulation *const of = sm->of;
+    struct cta *const cta = warp->cta;
+    if (++warp->tile == cta->begun) {
+        ++cta->begun;
+        if (of->between >= 0 && of->tiles - sm->next_tile > sm->start_count) {
+            cta->tiles[cta->tile_count] = sm->next_tile++;
+            cta->rounds += of->rounds_of_kind[of->kind_of_tile[cta->tiles[cta->tile_count++]]];
+        }
+    }
+    const int64_t kind = of->kind_of_tile[cta->tiles[warp->tile]];
+    warp->first = warp->end;
+    warp->end += of->rounds_of_kind[kind];
+    const int64_t turn = warp->first % of->turns;
+    warp->ways = &of->path_of_round[of->rounds_begin[(warp->index * of->kinds + kind) * of->turns + turn]];
+}
+
+/* Put a warp of a CTA at the begin of its path. */
+static void place_warp(struct sm *sm, struct cta *cta, int32_t index, int64_t at) {
+    const sm120_simulation *const of = sm->of;
+    const int32_t number = (int32_t)(cta - sm->ctas) * sm->members + index;
+    struct warp *const warp = &sm->warps[number];
+    *warp = (struct warp){.cta = cta,
+                          .number = number,
+                          .index = index,
+                          .quarter = number % QUARTERS,
+                          .tile = -1,
+                          .section = index < of->warps ? SECTION_BEFORE : SECTION_BEHIND,
+                          .next = at,
+                          .last = at,
+                          .line = -1,
+                          .blocked = -1};
+    const int32_t path = index < of->warps ? of->before[index] : of->behind[index];
+    warp->step = &of->steps[of->path_begin[path]];
+    warp->path_end = &of->steps[of->path_begin[path + 1]];
+    if (index < of->warps) {
+        sm_take(sm, warp);
+    }
+    sm->resident[warp->quarter][sm->resident_count[warp->quarter]++] = warp;
+    sm_settle(sm, warp);
+    sm->has_idle = sm->has_idle || warp->step == warp->path_end;
+}
+
+/* Make a CTA resident. */
+static void begin_cta(struct sm *sm, int64_t at) {
+    const sm120_simulation *const of = sm->of;
+    struct cta *const cta = &sm->ctas[sm->next_cta++];
+    const size_t tiles = of->between >= 0 ? (size_t)(of->tiles - sm->next_tile) : 1;
+    cta->left = sm->members;
+    cta->tiles = calloc(tiles, sizeof *cta->tiles);
+    cta->rings = calloc((size_t)of->ring_count + 1, sizeof *cta->rings);
+    cta->meetings = calloc((size_t)of->warps + 1, sizeof *cta->meetings);
+    sm->is_exhausted = sm->is_exhausted || cta->tiles == NULL || cta->rings == NULL || cta->meetings == NULL;
+    for (int32_t k = 0; cta->meetings != NULL && k <= of->warps; ++k) {
+        cta->meetings[k].waiting = calloc((size_t)sm->members, sizeof(struct warp *));
+        sm->is_exhausted = sm->is_exhausted || cta->meetings[k].waiting == NULL;
+    }
+    if (sm->is_exhausted) {
+        return;
+    }
+    cta->tiles[cta->tile_count++] = sm->next_tile;
+    cta->rounds = of->rounds_of_kind[of->kind_of_tile[sm->next_tile++]];
+    for (int32_t index = 0; index < sm->members; ++index) {
+        place_warp(sm, cta, index, at);
+    }
+    sm_fill_stages(sm, cta, at);
+}
+
+/* Retire a warp; return whether it was the last of its CTA. */
+static bool retire(struct sm *sm, struct warp *warp, int64_t now) {
+    struct warp **const resident = sm->resident[warp->quarter];
+    struct cta *const cta = warp->cta;
+    int32_t at = 0;
+    while (resident[at] != warp) {
+        ++at;
+    }
+    for (--sm->resident_count[warp->quarter]; at < sm->resident_count[warp->quarter]; ++at) {
+        resident[at] = resident[at + 1];
+    }
+    if (--cta->left == 0) {
+        sm->result->ends[sm->result->ended++] = now;
+        empty(sm, cta);
+        return true;
+    }
+    if (cta->meetings[0].reached == cta->left) { /* the others have waited for this warp */
+        sm->barrier_free = later(sm->barrier_free, now);
+        sm_meet(sm, &cta->meetings[0]);
+    }
+    return false;
+}
+
+/* Return the warp that a quarter issues from, or NULL and in `wake` the next time at which one may be ready. */
+static struct warp *choose(struct sm *sm, int32_t quarter, int64_t now) {
+    const struct warp *const last = sm->issued[quarter];
+    const bool keeps = sm->of->is_greedy != 0 && last != NULL && last->last == now - 1 && last->ready <= now;
+    struct warp *chosen = NULL;
+    int64_t soonest = NEVER;
+    for (int32_t k = 0; k < sm->resident_count[quarter]; ++k) {
+        struct warp *const warp = sm->resident[quarter][k];
+        double at = (double)warp->ready;
+        if (warp->ready <= now) {
+            at = sm_open_at(sm, warp, now);
+            if (at <= (double)now) {
+                if (chosen == NULL || (keeps ? warp == last : warp->last < chosen->last)) {
+                    chosen = warp;
+                }
+                continue;
+            }
+        }
+        if (at < (double)soonest) {
+            soonest = sm_whole(at);
+        }
+    }
+    if (chosen == NULL) {
+        sm->wake[quarter] = soonest;
+    }
+    return chosen;
+}
+
+/* Add a start of a CTA, in order. */
+static void add_start(struct sm *sm, int64_t at) {
+    int32_t k = sm->start_count++;
+    for (; k > 0 && sm->starts[k - 1] > at; --k) {
+        sm->starts[k] = sm->starts[k - 1];
+    }
+    sm->starts[k] = at;
+}
+
+static int64_t first_start(struct sm *sm) {
+    const int64_t at = sm->starts[0];
+    --sm->start_count;
+    for (int32_t k = 0; k < sm->start_count; ++k) {
+        sm->starts[k] = sm->starts[k + 1];
+    }
+    return at;
+}
+
+/* Let a quarter issue a step, if a warp is ready. Return how many warps have ended: 0 or 1. */
+static int64_t step_quarter(struct sm *sm, int32_t quarter, int64_t now) {
+    struct warp *const warp = choose(sm, quarter, now);
+    if (warp == NULL) {
+        return 0;
+    }
+    sm->issued[quarter] = warp;
+    sm->wake[quarter] = now + 1;
+    sm_issue(sm, warp, now);
+    if (warp->section != SECTION_BEHIND || warp->step != warp->path_end) {
+        return 0;
+    }
+    if (retire(sm, warp, now) && sm->of->tiles - sm->next_tile > sm->start_count) {
+        /* A CTA keeps its place until its stores have left. */
+        const int64_t free_at = later(now, sm_whole(sm->drained));
+        sm->started = later(free_at + sm->of->cta_start, sm->started + sm->of->cta_interval);
+        add_start(sm, sm->started);
+    }
+    return 1;
+}
+
+static sm120_status run_sm(struct sm *sm) {
+    const sm120_simulation *const of = sm->of;
+    int64_t live = 0, now = 0;
+    for (int32_t slot = 0; slot < of->slots && slot < of->tiles; ++slot) {
+        add_start(sm, slot * of->offset);
+    }
+    while ((live != 0 || sm->start_count != 0) && !sm->is_exhausted && !sm->has_idle) {
+        now = sm->wake[0];
+        for (int32_t q = 1; q < QUARTERS; ++q) {
+            now = sm->wake[q] < now ? sm->wake[q] : now;
+        }
+        if (sm->start_count != 0 && sm->starts[0] <= now) {
+            begin_cta(sm, first_start(sm));
+            live += sm->members;
+            continue;
+        }
+        if (now == NEVER) {
+            return fail(SM120_UNSUPPORTED, "the simulated warps wait for each other: the paths do not fit together");
+        }
+        for (int32_t q = 0; q < QUARTERS; ++q) {
+            live -= sm->wake[q] <= now ? step_quarter(sm, q, now) : 0;
+        }
+    }
+    if (sm->has_idle) {
+        return fail(SM120_INVALID_ARGUMENT, "a warp of the simulation has no step on its paths; give it at least one");
+    }
+    sm->result->clocks = now;
+    return sm->is_exhausted ? fail(SM120_OUT_OF_MEMORY, "out of host memory for the simulation") : SM120_OK;
+}
+
+sm120_status sm120_simulate(const sm120_simulation *simulation, sm120_simulation_result *result) {
+    error_clear();
+    sm120_status status = check_simulation(simulation, result);
+    if (status != SM120_OK) {
+        return status;
+    }
+    const size_t pipes = (size_t)simulation->pipes;
+    result->ended = 0;
+    result->clocks = result->issued = result->lines = 0;
+    result->event_count = 0;
+    memset(result->busy, 0, (pipes + 1) * sizeof *result->busy);
+    memset(result->stalls, 0, (size_t)simulation->places * (6 + 2 * pipes) * sizeof *result->stalls);
+    struct sm sm;
+    status =
+        open_sm(&sm, simulation, result)
+            ? run_sm(&sm)
+            : fail(SM120_OUT_OF_MEMORY, "out of host memory for a simulation of %" PRId32 " tiles", simulation->tiles);
+    close_sm(&sm);
+    return status;
+}
