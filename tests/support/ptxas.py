@@ -14,8 +14,8 @@ import statements  # noqa: E402
 
 import build  # noqa: E402
 
-FIRST = statements.HEAD.count("\n") + 1
-ERROR = re.compile(r"line (\d+); (?:error|fatal)\s*:\s*([^\n]*)")
+ERROR = re.compile(r"line \d+; (?:error|fatal)\s*:\s*([^\n]*)")
+IN_FILE = re.compile(r"ptxas (\d+)\.ptx, " + ERROR.pattern)
 SYNTAX = "Parsing error"
 MEMORY = 2 << 30  # bytes: some statements make ptxas 13.0 allocate without end
 
@@ -26,34 +26,51 @@ def _limit() -> None:
 
 
 def reasons(functions: Sequence[str], folder: Path) -> list[str]:
-    """Return why ptxas refuses each function, each on one line; "" if it takes it.
+    """Return why ptxas refuses each function; "" if it takes it.
 
-    ptxas ends at the first error of syntax, and may then complain of lines that are right. So runs repeat without what
-    was refused, and nothing counts that ptxas says after an error of syntax.
+    Each function is a file of its own, because ptxas leaves a file at the first error of syntax and reads the next one.
+    It may then complain of files that are right. So after an error of syntax only others of these count, and the run
+    repeats without what was refused.
     """
-    path = folder / "functions.ptx"
-    command: list[Any] = [x for x in build.assembler(build.find_nvcc(), "sm_120f") if "Werror" not in x]
-    command += ["-O0", "-c", "-o", folder / "o", path]
-    left, refused = list(range(len(functions))), [""] * len(functions)
-    while left:
-        path.write_text(statements.HEAD + "\n".join(functions[k] for k in left) + "\n")
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, preexec_fn=_limit)
-        if done.returncode == 0:
-            break
-        found = [(int(line) - FIRST, reason) for line, reason in ERROR.findall(done.stderr)]
-        found = [(k, reason) for k, reason in found if 0 <= k < len(left)]
-        if not found:  # it names no line: half of the functions at a time
-            if len(left) == 1:
-                refused[left[0]] = f"ptxas fails with status {done.returncode}"
+    for k, function in enumerate(functions):
+        (folder / f"{k}.ptx").write_text(f"{statements.HEAD}{function}\n")
+    refused = [""] * len(functions)
+    work = [list(range(len(functions)))]
+    while work:
+        left = work.pop()
+        while left and (failed := _run(left, folder)):
+            if found := _refused(failed):
+                for k, reason in found:
+                    refused[k] = refused[k] or reason
+                left = [k for k in left if not refused[k]]
+            elif len(left) == 1:
+                refused[left[0]] = _alone(failed)
                 break
-            half = len(left) // 2
-            for part in (left[:half], left[half:]):
-                for k, reason in zip(part, reasons([functions[k] for k in part], folder), strict=True):
-                    refused[k] = reason
-            break
-        for k, reason in found:
-            refused[left[k]] = refused[left[k]] or reason
-            if reason.startswith(SYNTAX):
+            else:  # it names no file: half of the functions at a time
+                half = len(left) // 2
+                work += [left[half:], left[:half]]
                 break
-        left = [k for k in left if not refused[k]]
     return refused
+
+
+def _run(left: Sequence[int], folder: Path) -> "subprocess.CompletedProcess[str] | None":
+    """Assemble some of the files; return what ptxas says, None if it takes them."""
+    command: list[Any] = [x for x in build.assembler(build.find_nvcc(), "sm_120f") if "Werror" not in x]
+    command += ["-O0", "-c", "-o", "o", *(f"{k}.ptx" for k in left)]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, errors="replace", check=False, preexec_fn=_limit
+    )
+    return done if done.returncode else None
+
+
+def _refused(failed: "subprocess.CompletedProcess[str]") -> list[tuple[int, str]]:
+    """Return the files that ptxas complains of, each with the reason, as far as its complaints count."""
+    found = [(int(k), reason) for k, reason in IN_FILE.findall(failed.stderr)]
+    first = next((n for n, (_, reason) in enumerate(found) if reason.startswith(SYNTAX)), len(found))
+    return found[:first] + [(k, reason) for k, reason in found[first:] if reason.startswith(SYNTAX)]
+
+
+def _alone(failed: "subprocess.CompletedProcess[str]") -> str:
+    """Return why ptxas fails on one file that it does not name."""
+    found = ERROR.search(failed.stderr)
+    return found[1] if found else f"ptxas fails with status {failed.returncode}"

@@ -1,7 +1,7 @@
 """The statements of PTX files, each once, in a form that stands alone: what its operands name is declared beside it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,13 +52,13 @@ def kind_of(name: str, types: dict[str, str]) -> str | None:
     return types.get(name) or next((types[x] for x in ranges if x in types), None)
 
 
-def statements(text: str) -> Iterator[Statement]:
-    """Yield the statements of a module, except jumps and those on parameters."""
+def statements(text: str, known: Container[str] = ()) -> Iterator[Statement]:
+    """Yield the statements of a module, except jumps, those on parameters and those whose opcodes are known."""
     for body in re.split(r"(?=\.(?:entry|func)\b)", COMMENT.sub("", text)):
         types = registers(body)
         for line in body.split(";"):
             match = STATEMENT.fullmatch(" ".join(line.split()))
-            if match is None or match[1].split(".")[0] in JUMPS or ".param" in match[1]:
+            if match is None or match[1] in known or match[1].split(".")[0] in JUMPS or ".param" in match[1]:
                 continue
             opcode, operands = match[1], match[2] or ""
             space = ".const" if ".const" in opcode else ".global" if ".global" in opcode else ".shared"
@@ -82,6 +82,6 @@ def distinct(files: list[Path]) -> list[Statement]:
     """Return one statement for each opcode with modifiers."""
     found: dict[str, Statement] = {}
     for file in files:
-        for statement in statements(file.read_text()):
+        for statement in statements(file.read_text(), found):
             found.setdefault(statement.opcode, statement)
     return list(found.values())

@@ -142,8 +142,8 @@ def corpus(device: pysm120.Device, folder: Path, *, whole: bool) -> list[Stateme
     found = statements.distinct([*FILES, *(file for file in kernels if whole or file.name.split(".")[0] in FEW)])
     if whole:
         known = {s.opcode for s in found}
-        more = [s for text in microbenchmarks() for s in statements.statements(text)]
-        found += {s.opcode: s for s in more if s.opcode not in known}.values()
+        more = (s for text in microbenchmarks() for s in statements.statements(text, known))
+        found += {s.opcode: s for s in more}.values()
     bad = ptxas.reasons([s.function(k, s.opcode) for k, s in enumerate(found)], folder)
     return [s for s, reason in zip(found, bad, strict=True) if not reason and not refusal(device, s.entry(s.opcode))]
 
