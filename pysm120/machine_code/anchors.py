@@ -1,6 +1,7 @@
 """Anchors: statements of PTX that ptxas makes one machine instruction each, and the instruction of each."""
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 from pysm120.machine_code.statements import Statement
@@ -57,6 +58,11 @@ _CLASSES = (
 )
 
 
+@cache
+def _class_of(opcode: str) -> Anchor | None:
+    return next((one for one in _CLASSES if one.statement.match(opcode)), None)
+
+
 def class_of(statement: Statement) -> Anchor | None:
     """Return the class of a statement, or None if it is no anchor."""
-    return next((one for one in _CLASSES if one.statement.match(statement.opcode)), None)
+    return _class_of(statement.opcode)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pysm120.machine_code import anchors, registers, sass
@@ -16,12 +16,16 @@ _REGISTER_BITS = 32
 
 
 class Origins(NamedTuple):
-    """Where a value may come from: anchors, constants and the like, calls, and what the check cannot follow."""
+    """Where a value may come from: anchors, constants and the like, calls, and what the check cannot follow.
+
+    ``split`` has the rows of those anchors that became several instructions.
+    """
 
     anchors: frozenset[Definition] = frozenset()
     is_constant: bool = False
     is_unknown: bool = False
     is_called: bool = False
+    split: frozenset[int] = frozenset()
 
     def agrees(self, other: "Origins") -> bool:
         """Whether a value with these origins can be one with the other origins."""
@@ -43,27 +47,6 @@ _LOADS_CONSTANT = re.compile(r"U?LDCU?\b|S2U?R|CS2R")
 _LOADS = re.compile(r"LD|ATOM|SHFL|SYNCS|\wMMA\b")
 
 
-def _follow_back(read: _Read, into: Callable[[int, str], Origins | Sequence[_Read]], of: Reaching) -> Origins:
-    """Follow a register that a step reads back to its origins.
-
-    ``into`` returns the origins of what a step wrote to a register, or the registers that it read for that.
-    """
-    parts: set[Origins] = set()
-    seen, work = {read}, [read]
-    while work:
-        at, register = work.pop()
-        for before in of.of(at, register):
-            found = Origins() if before == ENTRY else into(before, register)
-            if isinstance(found, Origins):
-                parts.add(found)
-            else:
-                parts |= {CONSTANT} if any(name == "" for _, name in found) else set()
-                new = [one for one in found if one[1] and one not in seen]
-                seen.update(new)
-                work += new
-    return union(parts)
-
-
 def union(parts: Iterable[Origins]) -> Origins:
     """Return where a value may come from that is one of several."""
     every = list(parts)
@@ -72,7 +55,89 @@ def union(parts: Iterable[Origins]) -> Origins:
         any(one.is_constant for one in every),
         any(one.is_unknown for one in every),
         any(one.is_called for one in every),
+        frozenset().union(*(one.split for one in every)),
     )
+
+
+class _Followed:
+    """Registers that steps read, followed back to their origins: each one once, however many others lead to it.
+
+    ``into`` returns the origins of what a step wrote to a register, or the registers that it read for that.
+    """
+
+    def __init__(self, into: Callable[[int, str], Origins | Sequence[_Read]], of: Reaching) -> None:
+        self._into, self._of = into, of
+        self._found: dict[_Read, Origins] = {}
+
+    def origins(self, read: _Read) -> Origins:
+        """Return the origins of a register that a step reads."""
+        if read not in self._found:
+            self._follow(read)
+        return self._found[read]
+
+    def _before(self, read: _Read) -> tuple[set[Origins], list[_Read]]:
+        """Return the origins of a register that its definitions name, and the registers that they read."""
+        parts: set[Origins] = set()
+        reads: dict[_Read, None] = {}
+        for step in self._of.of(*read):
+            if step == ENTRY:
+                continue
+            found = self._into(step, read[1])
+            if isinstance(found, Origins):
+                parts.add(found)
+            else:
+                reads.update(dict.fromkeys(found))
+        following = [one for one in reads if one[1]]
+        if len(following) < len(reads):
+            parts.add(CONSTANT)
+        return parts, following
+
+    def _follow(self, start: _Read) -> None:
+        """Find the origins of a register and of all that lead to it.
+
+        Registers that lead to each other, in a loop, have the same origins: a strongly connected component, found by
+        Tarjan's algorithm.
+        """
+        number: dict[_Read, int] = {}
+        low: dict[_Read, int] = {}
+        parts: dict[_Read, set[Origins]] = {}
+        open_: list[_Read] = []
+        work: list[tuple[_Read, Iterator[_Read]]] = []
+
+        def begin(read: _Read) -> None:
+            number[read] = low[read] = len(number)
+            parts[read], following = self._before(read)
+            open_.append(read)
+            work.append((read, iter(following)))
+
+        begin(start)
+        while work:
+            read, rest = work[-1]
+            for other in rest:
+                if (found := self._found.get(other)) is not None:
+                    parts[read].add(found)
+                elif other in number:
+                    low[read] = min(low[read], number[other])
+                else:
+                    begin(other)
+                    break
+            else:
+                work.pop()
+                if low[read] == number[read]:
+                    self._close(open_, read, parts)
+                if work:
+                    parent = work[-1][0]
+                    low[parent] = min(low[parent], low[read])
+                    if read in self._found:
+                        parts[parent].add(self._found[read])
+
+    def _close(self, open_: list[_Read], root: _Read, parts: dict[_Read, set[Origins]]) -> None:
+        """Give the registers of a component their origins."""
+        at = open_.index(root) if open_[-1] != root else len(open_) - 1
+        members = open_[at:]
+        del open_[at:]
+        every = set().union(*(parts.pop(one) for one in members))
+        self._found.update(dict.fromkeys(members, every.pop() if len(every) == 1 else union(every)))
 
 
 class Program:
@@ -88,6 +153,7 @@ class Program:
         steps = [Step(registers_of(one.results), bool(one.guard)) for one in self.of.statements]
         self.reaching = Reaching(steps, self.of.blocks)
         self._through = [self._follow(one, i) for i, one in enumerate(self.of.statements)]
+        self._followed = _Followed(self._into, self.reaching)
 
     def offsets(self, operand: Operand) -> list[int]:
         """Return for each register of an operand which 32 bits of the operand it begins at."""
@@ -154,7 +220,7 @@ class Program:
 
     def origins(self, i: int, register: str | None) -> Origins:
         """Return where the value of a source of a statement comes from."""
-        return CONSTANT if register is None else _follow_back((i, register), self._into, self.reaching)
+        return CONSTANT if register is None else self._followed.origins((i, register))
 
 
 class Machine:
@@ -179,6 +245,7 @@ class Machine:
         ]
         self.reaching = Reaching(steps, function.blocks)
         self._through = [self._follow(i) for i in range(len(self.instructions))]
+        self._followed = _Followed(self._into, self.reaching)
 
     def _called(self, function: sass.Function) -> tuple[str, ...]:
         """Return the registers that a call may write: those of the code to which only calls lead."""
@@ -199,26 +266,23 @@ class Machine:
         constant = not use.reads or chosen or any("c[" in operand for operand in one.operands)
         return [*((i, name) for name in use.reads), *([(i, "")] if constant else [])]
 
-    def _into(self, row: int) -> Callable[[int, str], Origins | Sequence[_Read]]:
-        def into(i: int, register: str) -> Origins | Sequence[_Read]:
-            index = self.anchors.get(i)
-            if index is not None:
-                row_of, use = self.program.of.statements[index].row, self.accesses[i]
-                result = self.program.of.statements[index].results
-                size = self.program.size(result[0]) if result else 0
-                at = use.writes.index(register)
-                offsets = [at] if size == len(use.writes) else range(size)
-                own = frozenset((row_of, n) for n in offsets)
-                # A statement of several instructions: what one of them reads from another is no other statement.
-                return Origins(own, is_unknown=row_of == row and size != len(use.writes))
+    def _into(self, i: int, register: str) -> Origins | Sequence[_Read]:
+        index = self.anchors.get(i)
+        if index is None:
             return self._through[i]
-
-        return into
+        statement, use = self.program.of.statements[index], self.accesses[i]
+        size = self.program.size(statement.results[0]) if statement.results else 0
+        is_whole = size == len(use.writes)
+        offsets = [use.writes.index(register)] if is_whole else range(size)
+        own = frozenset((statement.row, n) for n in offsets)
+        return Origins(own, split=frozenset() if is_whole else frozenset((statement.row,)))
 
     def origins(self, i: int, register: str | None) -> Origins:
         """Return where the value of a source of an instruction comes from."""
         if register is None:
             return CONSTANT
         index = self.anchors.get(i)
-        row = self.program.of.statements[index].row if index is not None else 0
-        return _follow_back((i, register), self._into(row), self.reaching)
+        found = self._followed.origins((i, register))
+        # A statement of several instructions: what one of them reads from another is no other statement.
+        is_own = index is not None and self.program.of.statements[index].row in found.split
+        return found._replace(is_unknown=found.is_unknown or is_own)

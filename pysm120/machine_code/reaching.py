@@ -86,10 +86,16 @@ class Reaching:
             if at == 0:
                 found.add(ENTRY)
             for before in self._before[at]:
-                last, killed = self._last(before, register, self._blocks[before].last)
-                found.update(last)
-                if not killed and before not in seen:
+                if register in self._written[before]:
+                    last, killed = self._last(before, register, self._blocks[before].last)
+                    found.update(last)
+                    if killed:
+                        continue
+                if before not in seen:
                     seen.add(before)
-                    work.append(before)
+                    if (reaching := self._entering.get((before, register))) is not None:
+                        found.update(reaching)
+                    else:
+                        work.append(before)
         self._entering[n, register] = frozenset(found)
         return self._entering[n, register]

@@ -1,6 +1,7 @@
 """Registers that a machine instruction reads and writes, one name for each 32 bits: "R5", "UR4"."""
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 from pysm120.machine_code.sass import Instruction
@@ -58,7 +59,7 @@ def access(one: Instruction) -> Access:
     """Return the registers that an instruction reads and writes."""
     operands = list(one.operands)
     writes: tuple[str, ...] = ()
-    if not _NO_RESULT.match(one.opcode):
+    if _has_result(one.opcode):
         while operands and _PREDICATE.fullmatch(operands[0]):
             operands.pop(0)
         if operands and "[" not in operands[0]:
@@ -72,6 +73,11 @@ def access(one: Instruction) -> Access:
         else:
             sources.append(Slot(_run(operand, _source_width(one.opcode, len(sources)))))
     return Access(writes, tuple(sources))
+
+
+@cache
+def _has_result(opcode: str) -> bool:
+    return _NO_RESULT.match(opcode) is None
 
 
 def _run(operand: str, width: int) -> tuple[str, ...]:
@@ -97,6 +103,7 @@ def _of_address(operand: str, *, is_wide: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
+@cache
 def of_product(opcode: str) -> tuple[int, int, int, int] | None:
     """Return the registers of D, A, B and C of a matrix product; None for other opcodes."""
     return next((widths for pattern, widths in _COMPILED if pattern.match(opcode)), None)
@@ -112,6 +119,7 @@ def _memory_width(opcode: str) -> int:
     return next((width for mark, width in _WIDTHS.items() if mark in opcode), 1)
 
 
+@cache
 def _result_width(opcode: str) -> int:
     base = opcode.split(".", 1)[0].removeprefix("U")
     if product := of_product(opcode):
@@ -131,6 +139,7 @@ def _result_width(opcode: str) -> int:
     return 2 if wide else 1
 
 
+@cache
 def _source_width(opcode: str, index: int) -> int:
     base = opcode.split(".", 1)[0].removeprefix("U")
     if product := of_product(opcode):
