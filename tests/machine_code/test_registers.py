@@ -13,6 +13,7 @@ from pysm120.runtime.module import builtin_image, builtins
 pytestmark = pytest.mark.virtual
 
 ADDRESS = re.compile(r"\s*/\*([0-9a-f]{4,})\*/")
+MARK = re.compile(r"[\^vx]")  # it writes, reads, or does both
 KNOWN = 62  # uniform registers that nvdisasm shows; those above are left out of its columns
 # nvdisasm counts more registers as read: descriptors in memory, what calls keep, and 64 bits of what leads to code.
 OTHERWISE = re.compile(r"UTMA|UBLKCP|SYNCS\.EXCH|CALL|RET|BRX")
@@ -32,7 +33,7 @@ def life_ranges(text: str) -> dict[int, tuple[set[str], set[str]]]:
     for line in text.splitlines():
         if (at := ADDRESS.match(line)) and "//" in line:
             marks = line.split("//", 1)[1]
-            held = [(mark, names[i]) for i, mark in enumerate(marks) if i in names and mark in "^vx"]
+            held = [(one[0], names[one.start()]) for one in MARK.finditer(marks) if one.start() in names]
             found[int(at[1], 16)] = ({n for m, n in held if m in "^x"}, {n for m, n in held if m in "vx"})
     return found
 
