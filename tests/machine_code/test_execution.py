@@ -15,7 +15,7 @@ from typing import Any
 import machine
 import numpy as np
 import pytest
-from build_tree import ROOT, built
+from build_tree import ROOT, alone, built
 from inside import CC, FLAGS
 from test_flow import IN_PLACE
 
@@ -85,10 +85,15 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, *, is_part: bool) -> Path:
-    """Write the machine code of the kernels, or of each fifth one."""
-    folder = tmp_path_factory.mktemp("texts")
+    """Write the machine code of the kernels, or of each fifth one, once for all workers of the run."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if hasattr(pytestconfig, "workerinput") else own) / "machine_texts"
     first, step = (pytestconfig.option.seed % SHARE, SHARE) if is_part else (0, 1)
-    machine.write_texts(folder, sorted(builtin.entry for builtin in builtins())[first::step])
+    with alone():
+        if not folder.exists():
+            unfinished = tmp_path_factory.mktemp("texts")
+            machine.write_texts(unfinished, sorted(builtin.entry for builtin in builtins())[first::step])
+            unfinished.rename(folder)
     return folder
 
 
