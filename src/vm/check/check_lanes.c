@@ -26,8 +26,9 @@ struct lane_cell {
 
 struct lanes {
     uint32_t now, base;
-    bool is_partial; /* `known` is valid */
-    uint32_t words;  /* number of words of shared memory */
+    bool is_partial;   /* `known` is valid */
+    uint32_t bytes_at; /* number of the last access to single bytes */
+    uint32_t words;    /* number of words of shared memory */
     uint32_t known[WARP][WARP];
     /* Numbers of each lane's last write to shared memory, proxy fence, and wait for copies of its own. */
     uint32_t wrote[WARP], fenced[WARP], waited[WARP];
@@ -42,6 +43,7 @@ struct access {
     uint8_t *const *place;
     uint32_t lane, bytes;
     bool is_write, is_shared;
+    bool has_bytes; /* it is one of whole words, and accesses to single bytes are not ordered for all lanes */
 };
 
 void lanes_free(struct lanes *lanes) {
@@ -217,7 +219,7 @@ static bool touch(const struct access *a, const uint8_t *place, uint32_t bytes) 
     if (word != NULL && !check(a, word, address, place, bytes)) {
         return false;
     }
-    for (uint32_t k = 0; !is_byte && k < WORD; ++k) {
+    for (uint32_t k = 0; a->has_bytes && k < WORD; ++k) {
         const struct lane_cell *part = cell_of(a, place + k, true, false);
         if (part != NULL && !check(a, part, address + k, place + k, 1)) {
             return false;
@@ -237,6 +239,7 @@ bool lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, u
         l->now = 1;
         l->base = 0;
         l->is_partial = false;
+        l->bytes_at = 0;
         memset(l->wrote, 0, sizeof l->wrote);
         memset(l->fenced, 0, sizeof l->fenced);
         memset(l->waited, 0, sizeof l->waited);
@@ -244,6 +247,8 @@ bool lanes_access(struct warp *w, const struct inst *i, uint8_t *const *place, u
     if ((mask & (mask - 1)) == 0 && mask == w->live) { /* a single live lane cannot race */
         return true;
     }
+    a.has_bytes = bytes >= WORD && l->bytes_at > l->base;
+    l->bytes_at = bytes < WORD ? l->now : l->bytes_at;
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         a.lane = lowest_bit(rest);
         const uint8_t *const at = place[a.lane];
