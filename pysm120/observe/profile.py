@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -384,6 +385,7 @@ def _plain(counts: Counts) -> dict[str, Any]:
 def _read(pointer: Any) -> Iterable[Statement]:
     """Read all rows of the profile of a device."""
     row = new_struct("sm120_profile_row")
+    numbers = attrgetter(*NUMBERS)
     for index in range(1 << 31):
         status = lib.sm120_profile_read(pointer, index, row)
         if status == lib.SM120_UNSUPPORTED:
@@ -394,8 +396,8 @@ def _read(pointer: Any) -> Iterable[Statement]:
             if part.path == ffi.NULL:
                 break
             moved[text(part.path)] = int(part.bytes)
-        reuse = {least: int(n) for least, n in zip(REUSE_BYTES, row.global_reuse, strict=True) if n}
-        counts = Counts(**{name: int(getattr(row, name)) for name in NUMBERS}, bytes=moved, global_reuse=reuse)
+        reuse = {least: n for least, n in zip(REUSE_BYTES, row.global_reuse, strict=True) if n}
+        counts = Counts(**dict(zip(NUMBERS, numbers(row), strict=True)), bytes=moved, global_reuse=reuse)
         place = text(row.file), row.line, row.row
         yield Statement(text(row.kernel), row.index, *place, text(row.text), text(row.opcode), counts, origin_of(row))
 

@@ -34,7 +34,7 @@ def attention_float64(q: Array, k: Array, v: Array, scale: float, causal: str | 
     """O [B, Sq, H, D] and LSE [B, H, Sq] in float64; a row without a key gives 0 and -inf."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     k, v = repeat_heads(k, q.shape[2]), repeat_heads(v, q.shape[2])
-    s = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
+    s = np.matmul(q.transpose(0, 2, 1, 3), k.transpose(0, 2, 3, 1)) * scale
     s = np.where(visible(q.shape[1], k.shape[1], causal), s, -np.inf)
     highest = s.max(-1, keepdims=True)
     p = np.exp(s - np.where(np.isneginf(highest), 0, highest))
@@ -42,7 +42,7 @@ def attention_float64(q: Array, k: Array, v: Array, scale: float, causal: str | 
     with np.errstate(divide="ignore", invalid="ignore"):
         lse = (np.log(total) + np.where(np.isneginf(highest), 0, highest))[..., 0]
         o = np.where(total > 0, p / total, 0)
-    return np.einsum("bhqk,bkhd->bqhd", o, v), lse
+    return np.ascontiguousarray(np.matmul(o, v.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)), lse
 
 
 def attention_dense(
