@@ -36,6 +36,12 @@ struct found {
     uint32_t number;
 };
 
+/* What a lane gives to a collective: its value, and the undefined bits of it. */
+struct brought {
+    uint64_t bits;
+    uint32_t value, birth, tag;
+};
+
 /* State of a warp's registers, by slot / 128. In lanes of `whole` the register was never written; bits and births
  * are not kept for them. In the other lanes of `some` the bits and births are valid. */
 struct defined_warp {
@@ -47,6 +53,7 @@ struct defined_warp {
     uint32_t *predicate_birth; /* [number][lane]; 0: never written */
     uint8_t *local;            /* [lane][local_bytes] */
     uint32_t *local_origin;
+    struct brought brought[WARP]; /* of lanes at a collective, for those that meet them from another statement */
 };
 
 /* Effect of an instruction with an undefined guard. */

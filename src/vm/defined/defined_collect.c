@@ -10,24 +10,57 @@
 #include "vm/machine/types.h"
 #include "vm/machine/watch.h"
 
-/* Return the lanes with the same member mask as a lane. */
+/* Return the lanes that execute the instruction together with a lane, here or at other statements. */
 static uint32_t group_of(const struct event *e, uint32_t lane) {
-    const uint32_t *m = source(e->warp, e->inst->c);
-    uint32_t group = 0;
-    if ((e->inst->c & 1u) != 0) { /* a constant */
-        return e->mask;
-    }
-    for (uint32_t l = 0; l < WARP; ++l) {
-        group |= (uint32_t)((e->mask >> l & 1u) != 0 && m[l] == m[lane]) << l;
-    }
-    return group;
+    return ((const uint32_t *)source(e->warp, e->inst->c))[lane] & e->warp->live;
 }
 
-/* Start with a defined result. The member mask must be defined. */
+/* Return those among `lanes` that have the member mask of the lowest. */
+static uint32_t alike(const struct event *e, uint32_t lanes) {
+    const uint32_t *m = source(e->warp, e->inst->c), members = m[lowest_bit(lanes)];
+    uint32_t same = 0;
+    for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
+        same |= m[lowest_bit(rest)] == members ? rest & (0u - rest) : 0;
+    }
+    return same;
+}
+
+/* Return what a lane that is here gives to a collective. */
+static struct brought look(struct defined *d, const struct event *e, uint32_t lane) {
+    struct defined_warp *u = defined_of(d, e);
+    const struct inst *i = e->inst;
+    struct brought given = {0};
+    if (i->run == collect_vote) {
+        given.value = (e->warp->predicates[i->r] ^ (i->negate != 0 ? FULL : 0)) >> lane & 1u;
+        given.bits = u->predicate[i->r] >> lane & 1u;
+        given.birth = given.bits != 0 ? birth_of_predicate(d, e, i->r, lane) : 0;
+        return given;
+    }
+    const bool is_wide = i->run == collect_match && i->size == 8;
+    given.value = is_wide ? 0 : ((const uint32_t *)source(e->warp, i->a))[lane];
+    given.bits = bits_of(u, i->a, lane, is_wide ? 8 : 4);
+    if (given.bits != 0) {
+        given.birth = birth_of(d, e, i->a, lane);
+        given.tag = is_wide ? 0 : defined_tag(d, u, i->a, lane);
+    }
+    return given;
+}
+
+/* Return what a lane gives to a collective. A lane at another statement has left it in `brought`. */
+static struct brought given_by(struct defined *d, const struct event *e, uint32_t lane) {
+    return (e->mask >> lane & 1u) != 0 ? look(d, e, lane) : defined_of(d, e)->brought[lane];
+}
+
+/* Start with a defined result. The member mask must be defined. Keep what the lanes give for those that are elsewhere.
+ */
 static enum step begin(struct defined *d, const struct event *e) {
     memset(d->bits, 0, sizeof d->bits);
     memset(d->tag_in, 0, sizeof d->tag_in);
     d->undefined = 0;
+    const bool is_needed = e->warp->splits > 1 && e->inst->run != collect_elect;
+    for (uint32_t rest = is_needed ? e->mask : 0; rest != 0; rest &= rest - 1) {
+        defined_of(d, e)->brought[lowest_bit(rest)] = look(d, e, lowest_bit(rest));
+    }
     return decided_by(d, e, "the member mask", e->inst->c);
 }
 
@@ -60,19 +93,20 @@ enum step defined_shfl(struct defined *d, const struct event *e) {
         return STEP_FAULT;
     }
     const uint32_t aimless = (some_of(u, i->b) | some_of(u, i->e)) & e->mask;
-    const uint32_t alive = e->warp->live;
     for (uint32_t rest = e->mask; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest), from = source_lane(e, l), j = from == WARP ? l : from;
         if ((aimless >> l & 1u) != 0) {
             d->bits[l] = FULL;
             d->birth_in[l] = birth_of(d, e, (some_of(u, i->b) >> l & 1u) != 0 ? i->b : i->e, l);
             d->undefined |= 1u << l;
-        } else if ((group_of(e, l) >> j & 1u) == 0 || (alive >> j & 1u) == 0) {
+        } else if ((group_of(e, l) >> j & 1u) == 0) {
             d->bits[l] = FULL;
             d->birth_in[l] = birth_make(d, BORN_LANE, e->pc, j, 0);
-        } else if ((d->bits[l] = bits_of(u, i->a, j, 4)) != 0) {
-            d->birth_in[l] = birth_of(d, e, i->a, j);
-            d->tag_in[l] = defined_tag(d, u, i->a, j);
+        } else {
+            const struct brought given = given_by(d, e, j);
+            d->bits[l] = given.bits;
+            d->birth_in[l] = given.birth;
+            d->tag_in[l] = given.tag;
         }
     }
     return STEP_NEXT;
@@ -90,43 +124,45 @@ static void give(struct defined *d, uint32_t group, uint64_t bits, uint32_t birt
 /* vote: `any` is defined if a defined predicate is true, `all` if a defined predicate is false. Each bit of a ballot
  * depends on its own lane only. */
 enum step defined_vote(struct defined *d, const struct event *e) {
-    const struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
     if (begin(d, e) == STEP_FAULT) {
         return STEP_FAULT;
     }
-    const uint32_t votes = e->warp->predicates[i->r] ^ (i->negate != 0 ? FULL : 0);
-    for (uint32_t rest = e->mask, group; rest != 0; rest &= ~group) {
-        group = group_of(e, lowest_bit(rest));
-        const uint32_t unsure = u->predicate[i->r] & group, yes = votes & group & ~unsure,
-                       no = ~votes & group & ~unsure;
+    const bool is_sure = e->warp->splits == 1 && (defined_of(d, e)->predicate[i->r] & e->mask) == 0;
+    for (uint32_t rest = is_sure ? 0 : e->mask, here; rest != 0; rest &= ~here) {
+        uint32_t unsure = 0, yes = 0, no = 0, birth = 0;
+        here = alike(e, rest);
+        for (uint32_t lanes = group_of(e, lowest_bit(here)); lanes != 0; lanes &= lanes - 1) {
+            const uint32_t l = lowest_bit(lanes);
+            const struct brought given = given_by(d, e, l);
+            birth = unsure == 0 ? given.birth : birth;
+            unsure |= (uint32_t)given.bits << l;
+            yes |= (given.bits == 0 ? given.value : 0u) << l;
+            no |= (given.bits == 0 ? given.value ^ 1u : 0u) << l;
+        }
         const bool known = unsure == 0 || (i->kind == 0   ? no
                                            : i->kind == 1 ? yes
                                            : i->kind == 2 ? yes != 0 && no != 0
                                                           : 0) != 0;
-        if (known) {
-            continue;
+        if (!known) {
+            give(d, here, unsure, birth);
         }
-        give(d, group, unsure, birth_of_predicate(d, e, i->r, lowest_bit(unsure)));
     }
     return STEP_NEXT;
 }
 
-/* Return the undefined bits of match or redux over a group with undefined lanes. Bits of and and or are defined if
- * one lane determines them. */
-static uint64_t spoilt(const struct defined_warp *u, const struct event *e, uint32_t group) {
+/* Return the undefined bits of match or redux over a group, and their birth. Bits of and and or are defined if one lane
+ * determines them. */
+static uint64_t spoilt(struct defined *d, const struct event *e, uint32_t group, uint32_t *birth) {
     const struct inst *i = e->inst;
-    const bool is_match = i->run == collect_match;
-    const uint32_t bytes = is_match ? i->size : 4;
     uint64_t any = 0, decided = 0;
     for (uint32_t lanes = group; lanes != 0; lanes &= lanes - 1) {
-        const uint32_t l = lowest_bit(lanes);
-        const uint64_t bits = bits_of(u, i->a, l, bytes);
-        const uint32_t value = is_match ? 0 : ((const uint32_t *)source(e->warp, i->a))[l];
-        any |= bits;
-        decided |= ~bits & (i->kind == 3 ? ~value : value);
+        const struct brought given = given_by(d, e, lowest_bit(lanes));
+        *birth = any == 0 ? given.birth : *birth;
+        any |= given.bits;
+        decided |= ~given.bits & (i->kind == 3 ? ~given.value : given.value);
     }
-    if (is_match || any == 0 || i->kind == 1 || i->kind == 2) {
+    if (i->run == collect_match || any == 0 || i->kind == 1 || i->kind == 2) {
         return any != 0 ? FULL : 0;
     }
     return i->kind == 0 ? (any | (0 - any)) & FULL : i->kind == 5 ? any : any & ~decided;
@@ -134,16 +170,15 @@ static uint64_t spoilt(const struct defined_warp *u, const struct event *e, uint
 
 /* match and redux: an undefined lane makes the results of its group undefined. */
 enum step defined_together(struct defined *d, const struct event *e) {
-    const struct defined_warp *u = defined_of(d, e);
     if (begin(d, e) == STEP_FAULT) {
         return STEP_FAULT;
     }
-    const uint32_t some = some_of(u, e->inst->a) & e->mask;
-    for (uint32_t rest = some != 0 ? e->mask : 0, group; rest != 0; rest &= ~group) {
-        group = group_of(e, lowest_bit(rest));
-        if ((some & group) != 0) {
-            give(d, group, spoilt(u, e, group), birth_of(d, e, e->inst->a, lowest_bit(some & group)));
-        }
+    const bool is_sure = e->warp->splits == 1 && (some_of(defined_of(d, e), e->inst->a) & e->mask) == 0;
+    for (uint32_t rest = is_sure ? 0 : e->mask, here; rest != 0; rest &= ~here) {
+        uint32_t birth = 0;
+        here = alike(e, rest);
+        const uint64_t bits = spoilt(d, e, group_of(e, lowest_bit(here)), &birth);
+        give(d, here, bits, birth);
     }
     return STEP_NEXT;
 }
@@ -162,16 +197,15 @@ static bool has_register(const struct inst *i) {
 enum step defined_collected(struct defined *d, const struct event *e) {
     struct defined_warp *u = defined_of(d, e);
     const struct inst *i = e->inst;
-    const uint32_t done = e->step == STEP_JUMP ? e->warp->active & e->mask : e->mask;
-    for (uint32_t rest = has_register(i) ? done : 0; rest != 0; rest &= rest - 1) {
+    for (uint32_t rest = has_register(i) ? e->mask : 0; rest != 0; rest &= rest - 1) {
         const uint32_t l = lowest_bit(rest);
         set_bits(u, i->d, l, 4, d->bits[l], d->birth_in[l]);
         if (d->bits[l] != 0) {
             u->tag[i->d / 128 * WARP + l] = d->tag_in[l];
         }
     }
-    define_predicate(u, i->p, done);
-    for (uint32_t rest = d->undefined & done; rest != 0; rest &= rest - 1) {
+    define_predicate(u, i->p, e->mask);
+    for (uint32_t rest = d->undefined & e->mask; rest != 0; rest &= rest - 1) {
         undefine_predicate(u, i->p, rest & (0u - rest), d->birth_in[lowest_bit(rest)]);
     }
     return STEP_NEXT;

@@ -143,7 +143,7 @@ static enum step wait(struct warp *w, uint32_t mask, uint32_t number, uint32_t n
 enum step control_bar(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t number, count;
     if (i->flags != 0 && mask != w->live) {
-        return warp_converge(w, mask, w->live, WAIT_ALIGNED);
+        return warp_converge(w, mask, w->live);
     }
     if (!read_barrier(w, i, mask, &number, &count)) {
         return STEP_FAULT;
@@ -209,7 +209,7 @@ static enum step cluster_arrive(struct warp *w, const struct inst *i, uint32_t m
 enum step control_cluster(struct warp *w, const struct inst *i, uint32_t mask) {
     struct cta *cta = w->cta;
     if (i->flags != 0 && mask != w->live) {
-        return warp_converge(w, mask, w->live, WAIT_ALIGNED);
+        return warp_converge(w, mask, w->live);
     }
     if (i->kind == 0) {
         return cluster_arrive(w, i, mask);

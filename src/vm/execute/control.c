@@ -176,13 +176,13 @@ enum step control_aligned(struct warp *w, const struct inst *i, uint32_t mask) {
                         "CTA; expected all 32 lanes of the warp",
                         ~w->live);
     }
-    return warp_converge(w, mask, FULL, WAIT_ALIGNED);
+    return warp_converge(w, mask, FULL);
 }
 
 /* bar.warp.sync */
 enum step control_barwarp(struct warp *w, const struct inst *i, uint32_t mask) {
-    uint32_t members;
-    return collect_members(w, i, mask, &members);
+    uint32_t others;
+    return collect_members(w, i, &mask, &others);
 }
 
 /* p = a op b on predicates. kind: 0 and, 1 or, 2 xor. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "vm/execute/collect.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/fault.h"
@@ -186,8 +187,9 @@ void cta_wait_text(const struct warp *w, const struct split *s, char *to, size_t
     const struct cta *cta = w->cta;
     const uint16_t slot =
         s->wait == WAIT_MBARRIER || s->polled != 0 ? cta->mbarrier_at[(s->address - SHARED_BASE) / 8] : 0;
-    if (s->wait == WAIT_CONVERGE || s->wait == WAIT_ALIGNED) {
-        snprintf(to, bytes, "lanes 0x%08x of its own warp", s->detail & w->live & ~s->mask);
+    if (s->wait == WAIT_MEMBERS || s->wait == WAIT_ALIGNED) {
+        const uint32_t missing = s->wait == WAIT_MEMBERS ? collect_missing(w, s) : s->detail & w->live & ~s->mask;
+        snprintf(to, bytes, "lanes 0x%08x of its own warp", missing);
     } else if (s->wait == WAIT_POOL) {
         snprintf(to, bytes, "%u registers: %u are in the pool of the CTA", s->detail, warp_member(w)->pool);
     } else if (s->wait == WAIT_BULK) {

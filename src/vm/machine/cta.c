@@ -16,20 +16,24 @@ void warp_leave_behind(struct warp *w, uint32_t mask) {
     w->active = mask;
 }
 
-/* Wait until all lanes in `needed` are at this instruction. */
-enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, enum wait wait) {
+/* Report lanes whose predicate is false, but which an instruction needs. */
+enum step warp_left_out(struct warp *w, uint32_t missing, uint32_t needed, const char *what) {
+    return fault_at(w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(missing),
+                    "lanes 0x%08x do not take part in %s, expected 0x%08x: their predicate is false", missing, what,
+                    needed);
+}
+
+/* Wait until all lanes in `needed` are at this .aligned instruction. */
+enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed) {
     const uint32_t missing = needed & ~mask;
     if (missing == 0) {
         return STEP_NEXT;
     }
     if ((missing & w->active) != 0) {
-        return fault_at(
-            w, CUDA_ERROR_ILLEGAL_INSTRUCTION, lowest_bit(missing & w->active),
-            "lanes 0x%08x do not take part in %s, expected 0x%08x: their predicate is false", missing & w->active,
-            wait == WAIT_ALIGNED ? "an .aligned instruction" : "a .sync instruction with this member mask", needed);
+        return warp_left_out(w, missing & w->active, needed, "an .aligned instruction");
     }
     struct split *s = &w->split[w->current];
-    s->wait = (uint8_t)wait;
+    s->wait = WAIT_ALIGNED;
     s->detail = missing;
     return STEP_AGAIN;
 }

@@ -30,8 +30,8 @@ typedef uint64_t atomic_function(void *address, uint64_t value, uint64_t compare
 
 enum wait {
     WAIT_NOT,
-    WAIT_CONVERGE, /* for other lanes of the warp */
-    WAIT_ALIGNED,  /* likewise, at an .aligned instruction */
+    WAIT_MEMBERS, /* at a collective, for the other lanes of the member mask */
+    WAIT_ALIGNED, /* at an .aligned instruction, for other lanes of the warp */
     WAIT_MBARRIER,
     WAIT_POOL,   /* for registers that other warps release */
     WAIT_BULK,   /* for bulk groups of this thread */
@@ -76,6 +76,9 @@ struct warp {
         adjusted_pc;                   /* setmaxnreg: registers (0: unknown), a hash of those executed, the last */
     uint32_t touched;                  /* reuse.c: sectors of global memory */
     uint32_t cluster[2];               /* lanes that have arrived in an even or odd phase, and not waited for it */
+    uint32_t meeting, met;             /* lanes that have met at several collectives; those that still have to execute
+                                          theirs, before anything else runs */
+    uint64_t brought[WARP];            /* their source operands */
     struct call *calls;                /* [depth][lane] */
     uint32_t depth[WARP], frame[WARP]; /* call depth of each lane; local address of its frame */
     struct split split[WARP];
@@ -189,8 +192,10 @@ static inline void *destination(struct warp *w, uint32_t offset) {
 
 /* Move the lanes of the current split that are not in `mask` to the next instruction, as a split of their own. */
 void warp_leave_behind(struct warp *w, uint32_t mask);
-/* Wait until all lanes in `needed` are at this instruction. Return STEP_NEXT when they are. wait: how. */
-enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed, enum wait wait);
+/* Wait until all lanes in `needed` are at this .aligned instruction. Return STEP_NEXT when they are. */
+enum step warp_converge(struct warp *w, uint32_t mask, uint32_t needed);
+/* Report that the predicate of lanes that are here is false, but an instruction needs them. what: the instruction. */
+enum step warp_left_out(struct warp *w, uint32_t missing, uint32_t needed, const char *what);
 
 /* Return the next number of this CTA's random sequence, which depends on the seed. */
 uint64_t cta_random(struct cta *cta);

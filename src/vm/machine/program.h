@@ -12,6 +12,7 @@
 enum step {
     STEP_NEXT,  /* go on with the next instruction */
     STEP_JUMP,  /* the handler changed the splits and the pc */
+    STEP_PART,  /* likewise: the lanes that are still in warp.active have executed the instruction, others stay at it */
     STEP_AGAIN, /* wait, then execute this instruction again */
     STEP_WAIT,  /* arrived at a barrier: the warp that completes it moves this split on */
     STEP_YIELD, /* go on with the next instruction after other warps had a turn: a poll that failed */

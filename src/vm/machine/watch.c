@@ -1,6 +1,7 @@
 /* Calls the watchers of a launch. */
 #include "vm/machine/watch.h"
 
+#include "vm/machine/base.h"
 #include "vm/machine/cta.h"
 #include "vm/machine/launch.h"
 #include "vm/machine/program.h"
@@ -73,6 +74,7 @@ enum step watch_step(struct warp *w, const struct inst *i, uint32_t mask) {
     if (e.step == STEP_FAULT) {
         return STEP_FAULT;
     }
+    e.mask &= e.step == STEP_PART ? w->active : FULL;
     for (uint32_t k = 0; k < launch->watchers; ++k) {
         if (launch->watcher[k]->after != NULL && launch->watcher[k]->after(&e) == STEP_FAULT) {
             return STEP_FAULT;

@@ -8,7 +8,8 @@
 
 #include "vm/machine/cta.h"
 
-/* A warp instruction. If mask is 0, the predicate of every lane is false and nothing runs. */
+/* A warp instruction. mask: the lanes that begin it; afterwards those that have executed it. If it is 0, the predicate
+ * of every lane is false and nothing runs. */
 struct event {
     struct warp *warp;
     const struct inst *inst;

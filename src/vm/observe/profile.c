@@ -324,6 +324,7 @@ static enum step after(const struct event *e) {
         return STEP_NEXT;
     }
     uint64_t *const count = own->count[e->pc];
+    own->pending[COUNT_lanes] = bit_count(e->mask); /* others may have to wait at it */
     for (uint32_t k = 0; k < COUNT_bytes; ++k) {
         count[k] += own->pending[k];
     }

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "vm/execute/control.h"
 #include "vm/execute/poll.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
@@ -106,19 +105,6 @@ static void keep_reads(struct trace *t, const struct event *e) {
     }
 }
 
-/* Return the lanes that have executed an instruction. Other lanes that began it may wait there. */
-static uint32_t executed(const struct event *e) {
-    uint32_t mask = e->mask;
-    if (e->step == STEP_JUMP && e->inst->run != control_bra && e->inst->run != control_brx) {
-        for (uint32_t s = 0; s < e->warp->splits; ++s) {
-            if (e->warp->split[s].pc == e->pc && s != e->warp->current) {
-                mask &= ~e->warp->split[s].mask;
-            }
-        }
-    }
-    return mask;
-}
-
 /* Record which lanes have written registers. */
 static void note_writes(struct trace *t, const struct event *e) {
     const struct CUfunc_st *f = e->warp->function;
@@ -204,12 +190,9 @@ static enum step trace_after(const struct event *e) {
     if (e->step == STEP_AGAIN) {
         return STEP_NEXT;
     }
-    struct event done = *e;
-    done.mask = executed(e);
-    note_writes(t, &done);
+    note_writes(t, e);
     const bool looks = t->watch.bytes != 0 ? has_changed(t) : t->watch.moment == SM120_AFTER;
-    return looks && is_shown(e->warp->function, e->pc) && is_wanted(t, e->warp, e->pc) ? show(t, &done, false)
-                                                                                       : STEP_NEXT;
+    return looks && is_shown(e->warp->function, e->pc) && is_wanted(t, e->warp, e->pc) ? show(t, e, false) : STEP_NEXT;
 }
 
 /* Report a watched copy that has written its bytes. Return false after a fault. */

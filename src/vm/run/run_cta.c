@@ -142,6 +142,7 @@ bool cta_start(struct cta *cta, struct worker *worker, uint64_t linear) {
         w->splits = 1;
         w->current = 0;
         w->split[0] = (struct split){.mask = w->live};
+        w->meeting = w->met = 0;
         memset(w->bulk_group, 0, sizeof w->bulk_group);
         memset(w->async_group, 0, sizeof w->async_group);
         memset(w->cluster, 0, sizeof w->cluster);

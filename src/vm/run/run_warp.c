@@ -1,6 +1,7 @@
 /* Running one warp. Its lanes may be at several pcs. The lanes at one pc are a split. The lowest pc runs first, so
  * that splits meet again where control flow joins. Splits that reach the same pc are merged. */
 #include "vm/execute/async.h"
+#include "vm/execute/collect.h"
 #include "vm/execute/mbarrier.h"
 #include "vm/machine/base.h"
 #include "vm/machine/cta.h"
@@ -16,7 +17,8 @@ static bool ready(const struct warp *w, const struct split *s) {
         return true;
     case WAIT_MBARRIER:
         return s->forced != 0 || mbarrier_passed(w->cta, s->address, s->phase);
-    case WAIT_CONVERGE:
+    case WAIT_MEMBERS: /* the last lane to arrive ends the wait; so may the exit of one that has not arrived */
+        return s->detail != w->live && collect_complete(w, s);
     case WAIT_ALIGNED:
         return (s->detail & w->live & ~s->mask) == 0;
     case WAIT_POOL:
@@ -58,10 +60,15 @@ static bool goes_first(const struct warp *w, const struct split *a, const struct
     return a->pc < b->pc;
 }
 
-/* Choose the split to run: the lowest pc of those that can run and have not used up their quantum. Return -1 if
- * there is none. */
+/* Choose the split to run: the lowest pc of those that can run and have not used up their quantum. Lanes that have met
+ * at a collective go first. Return -1 if there is none. */
 static int choose(struct warp *w) {
     int best = -1, skipped = -1;
+    for (uint32_t n = 0; UNLIKELY(w->met != 0) && n < w->splits; ++n) {
+        if ((w->split[n].mask & w->met) != 0) {
+            return (int)n;
+        }
+    }
     for (uint32_t n = 0; n < w->splits; ++n) {
         struct split *s = &w->split[n];
         if (!ready(w, s)) {
@@ -119,7 +126,7 @@ static inline enum stretch run_straight(struct warp *w, uint32_t limit, uint32_t
         const enum step step = watched ? watch_step(w, i, mask) : i->run(w, i, mask);
         if (LIKELY(step == STEP_NEXT)) {
             ++pc;
-        } else if (step == STEP_JUMP) {
+        } else if (step == STEP_JUMP || step == STEP_PART) {
             pc = w->pc;
             if (single == 0 || w->splits != 1 || w->live == 0) {
                 end = STRETCH_JUMP;
@@ -127,6 +134,7 @@ static inline enum stretch run_straight(struct warp *w, uint32_t limit, uint32_t
             }
         } else {
             end = step == STEP_FAULT ? STRETCH_FAULT : step == STEP_YIELD ? STRETCH_POLL : STRETCH_WAIT;
+            counts[pc] -= step == STEP_AGAIN;
             pc += step == STEP_YIELD;
             break;
         }
@@ -159,7 +167,7 @@ enum turn warp_run(struct warp *w, uint32_t quantum, uint32_t *executed) {
     uint32_t budget = quantum;
     enum turn turn = TURN_USED;
     while (w->splits != 0) {
-        if (w->splits > 1) {
+        if (w->splits > 1 && w->met == 0) {
             merge(w);
         }
         const int next = choose(w);
