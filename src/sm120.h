@@ -267,7 +267,7 @@ typedef struct sm120_kernel_info {
     int32_t local_bytes;         /* per thread */
     int32_t max_threads;         /* of a CTA */
     int32_t parameters;          /* number of parameters */
-    char entry[128];             /* name */
+    const char *entry;           /* name; lives as long as the kernel */
 } sm120_kernel_info;
 
 typedef struct sm120_parameter_info {

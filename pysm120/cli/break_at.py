@@ -119,7 +119,7 @@ def run(launch: Launch, arguments: argparse.Namespace) -> int:
 def show(stop: Stop, code: Sequence[Instruction], path: str, window: tuple[int, int] | None) -> None:
     """Print where a launch was stopped."""
     step = stop.step
-    inside = f" in function {step.function}" if step.function else ""
+    inside = f" in function {demangled(step.function)}" if step.function else ""
     print(
         f"{demangled(step.entry)} stopped before {places.shown(step.instruction, path)}{inside}: CTA "
         f"{','.join(map(str, step.cta))}, warp {step.warp}, active lanes 0x{step.active:08x}"

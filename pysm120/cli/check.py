@@ -24,7 +24,7 @@ from pysm120.observe.values import addresses, value_text
 from pysm120.observe.watch import MOST_BYTES, Step, instructions, lanes_of
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import FaultError, InvalidArgumentError
-from pysm120.runtime.names import demangled
+from pysm120.runtime.names import demangled, readable
 
 ATOMICS = re.compile(r"(atom|red|cp\.reduce)\.")
 WORKERS = 64
@@ -68,7 +68,7 @@ class Difference:
     def text(self) -> str:
         """Return the difference as text."""
         output = self.first
-        name = output.parameter.name
+        name = readable(output.parameter.name)
         name = f"variable {name}" if output.index is None else f"argument {output.index} {name}".rstrip()
         index = ",".join(map(str, np.unravel_index(self.at, output.after.shape))) if output.after.shape else ""
         values = [element_text(o.after, self.at) for o in (self.first, self.second)]

@@ -22,6 +22,7 @@ from pysm120.model.splits import Splits
 from pysm120.observe.program import triple
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_builtin
+from pysm120.runtime.names import demangled
 
 INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, and says which
 _IDLE = 0.1  # most of the time in which an idle DRAM is busy
@@ -85,7 +86,8 @@ def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int
         return problem.rounds(record_of(model.function.name, arguments.tile)), problem
     stated = number(arguments.rounds, "--rounds")
     if stated and model.loop is None:
-        message = f"--rounds is {arguments.rounds!r}, but {model.function.name} has no loop: leave out --rounds"
+        name = demangled(model.function.name)
+        message = f"--rounds is {arguments.rounds!r}, but {name} has no loop: leave out --rounds"
         raise InvalidArgumentError(message)
     recorded = round(model.recording.rounds) if model.recording else 32
     rounds = 0 if model.loop is None else stated or recorded

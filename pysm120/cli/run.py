@@ -14,7 +14,7 @@ from pysm120.observe import program as programs
 from pysm120.observe.argument import TYPES
 from pysm120.observe.program import Output
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.names import demangled
+from pysm120.runtime.names import demangled, readable
 
 COLUMNS = ("argument", "parameter", "type", "changed", "min", "max", "mean", "NaN")
 
@@ -57,7 +57,7 @@ def show(outputs: Sequence[Output], count: int) -> None:
     rows = [
         (
             str(output.index),
-            output.parameter.name or "-",
+            readable(output.parameter.name) or "-",
             type_text(output.after),
             f"{output.changed().sum():,} of {output.after.size:,}",
             *statistics(output.after),

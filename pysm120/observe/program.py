@@ -19,6 +19,7 @@ from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.module import Builtin, Kernel, Parameter, builtin_kernel, builtins
+from pysm120.runtime.names import demangled
 
 ADDRESS_BYTES = 8
 ADDRESS_TYPES = ("u64", "s64", "b64", "")
@@ -139,7 +140,7 @@ class Launch:
         """Return the arguments; their number must be that of the parameters."""
         given, wanted = self.program.arguments, self.kernel.parameters
         if len(given) != len(wanted):
-            text = f"{self.kernel.info.entry} takes {len(wanted)} arguments, {len(given)} were given"
+            text = f"{demangled(self.kernel.info.entry)} takes {len(wanted)} arguments, {len(given)} were given"
             rest = (
                 f"{self.kernel.describe(len(given))} is missing"
                 if len(given) < len(wanted)

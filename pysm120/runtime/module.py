@@ -16,7 +16,7 @@ from pysm120.runtime.arrays import Allocation, Array, pinned_address
 from pysm120.runtime.context import Context, Handle, Resource
 from pysm120.runtime.errors import ClosedError, FaultError, InvalidArgumentError, InvalidProgramError, require_type
 from pysm120.runtime.ffi import cast, check, check_running, ffi, lib, new, new_struct, text
-from pysm120.runtime.names import demangled
+from pysm120.runtime.names import demangled, readable
 from pysm120.runtime.tensor_map import TensorMap
 
 _ADDRESS_BYTES = 8
@@ -273,7 +273,7 @@ class Kernel:
         if self._module is not None:
             self._module.ensure_open()
         elif self.device.closed:
-            message = f"the device of kernel {self._info.entry} is closed"
+            message = f"the device of kernel {demangled(self._info.entry)} is closed"
             raise ClosedError(message)
         return self._pointer
 
@@ -358,7 +358,7 @@ class Kernel:
     def _count_message(self, count: int) -> str:
         """Return the message about a missing or an additional argument."""
         wanted = len(self._parameters)
-        text = f"{self._info.entry} takes {wanted} arguments, {count} were given"
+        text = f"{demangled(self._info.entry)} takes {wanted} arguments, {count} were given"
         if count < wanted:
             return f"{text}: {self.describe(count)} is missing"
         return f"{text}: the last {count - wanted} are too many"
@@ -367,7 +367,7 @@ class Kernel:
         """Return the name of a parameter in messages."""
         parameter = self._parameters[index]
         kind = f".{parameter.type}" if parameter.type else f"{parameter.bytes} bytes"
-        name = f" {parameter.name}" if parameter.name else ""
+        name = f" {readable(parameter.name)}" if parameter.name else ""
         return f"parameter {index}{name} ({kind})"
 
     def by_name(self, values: Mapping[str, Any]) -> list[Any]:
@@ -378,7 +378,7 @@ class Kernel:
         names = [parameter.name.removeprefix("param_") for parameter in self._parameters]
         missing = [index for index, name in enumerate(names) if name not in values]
         if missing:
-            message = f"{self._info.entry}: no value was given for {self.describe(missing[0])}"
+            message = f"{demangled(self._info.entry)}: no value was given for {self.describe(missing[0])}"
             raise InvalidArgumentError(message)
         return [values[name] for name in names]
 

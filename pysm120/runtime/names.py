@@ -23,6 +23,7 @@ _SUFFIX = {"int": "", "unsigned int": "u", "long": "l", "unsigned long": "ul", "
 _SUFFIX |= {"unsigned long long": "ull"}
 _MOST_DEPTH, _MOST_TEXT = 150, 1 << 16
 _MANGLED = re.compile(r"\b_Z\w+")
+_PARAMETER = re.compile(r"(?:\b_Z|\.\.\.)\w+_(param_[0-9]+)\b")  # nvcc puts the kernel's name in front
 
 
 class _Unknown(Exception):  # noqa: N818 - never leaves this file
@@ -237,5 +238,5 @@ def demangled(name: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Return a text with all mangled names in it demangled."""
-    return _MANGLED.sub(lambda found: demangled(found[0]), text)
+    """Return a text with all mangled names in it demangled, and nvcc's names of parameters without their kernel's."""
+    return _MANGLED.sub(lambda found: demangled(found[0]), _PARAMETER.sub(r"\1", text))

@@ -15,8 +15,8 @@ sm120_status check_struct(const void *pointer, size_t known, const char *what, c
 /* Check that a pointer that the call writes to or reads from is not NULL. */
 sm120_status check_pointer(const void *pointer, const char *what);
 
-/* Copy a name into a field of a struct. A long name is shortened to "..." and its end, because compilers number
- * parameters at the end. */
+/* Copy the name of a parameter into a field of a struct. A long name is shortened to "..." and its end, because
+ * compilers number parameters at the end. */
 void copy_name(char *to, size_t bytes, const char *name);
 
 /* Multiply or add two numbers of at least 0. False: the result is above INT64_MAX. */

@@ -122,7 +122,7 @@ static sm120_status make(struct module *module, const char *entry, CUfunction fu
     kernel->module = module;
     kernel->function = function;
     kernel->entry = copy;
-    copy_name(kernel->info.entry, sizeof kernel->info.entry, entry);
+    kernel->info.entry = copy;
     const CUresult result = read_info(module->device->driver, function, &kernel->info);
     sm120_status status = result == CUDA_SUCCESS
                               ? find_parameters(kernel)
@@ -172,9 +172,9 @@ static sm120_status publish(struct kernel *made, struct kernel **kernel) {
 static sm120_status no_entry(const struct module *module, const char *entry) {
     const struct signatures *const signatures = &module->signatures;
     if (signatures->count == 0) {
-        return fail(SM120_INVALID_ARGUMENT, "entry = \"%.200s\" is not in %s", entry, module->name);
+        return fail(SM120_INVALID_ARGUMENT, "entry = \"%s\" is not in %s", entry, module->name);
     }
-    return fail(SM120_INVALID_ARGUMENT, "entry = \"%.200s\" is not in %s; its entries (%u) are \"%.200s\"%s", entry,
+    return fail(SM120_INVALID_ARGUMENT, "entry = \"%s\" is not in %s; its entries (%u) are \"%s\"%s", entry,
                 module->name, signatures->count, signatures->items[0].entry, signatures->count > 1 ? ", ..." : "");
 }
 
@@ -194,11 +194,10 @@ sm120_status module_kernel(struct module *module, const char *entry, struct kern
     }
     if (result == CUDA_ERROR_INVALID_PTX && device->driver->fault != NULL) {
         error_set_driver(result);
-        return fail(SM120_INVALID_PROGRAM, "%.200s of %s cannot run:\n%s", entry, module->name,
-                    device->driver->fault());
+        return fail(SM120_INVALID_PROGRAM, "%s of %s cannot run:\n%s", entry, module->name, device->driver->fault());
     }
     if (result != CUDA_SUCCESS) {
-        return driver_fail(device->driver, result, "looking up entry = \"%.200s\" in %s", entry, module->name);
+        return driver_fail(device->driver, result, "looking up entry = \"%s\" in %s", entry, module->name);
     }
     struct kernel *made = NULL;
     const sm120_status status = make(module, entry, function, &made);

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pysm120
+from pysm120 import __main__
 from pysm120.runtime.names import demangled, readable
 
 PAIRS = (
@@ -77,6 +78,21 @@ def test_texts() -> None:
     assert readable(text) == "axpy(float, float const*, float*) at k.ptx:4: a fault in g(), called by k"
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("_Z4axpyfPKfPf_param_2", "param_2"),
+        ("...PKfPf_param_12.1", "param_12.1"),
+        ("param_x", "param_x"),
+        ("axpy_param_0", "axpy_param_0"),
+        ("_Z7param_1v", "param_1()"),
+    ],
+)
+def test_parameters(name: str, shown: str) -> None:
+    """nvcc names a parameter after its kernel."""
+    assert readable(name) == shown
+
+
 PTX = """.version 9.0
 .target sm_120f
 .address_size 64
@@ -94,3 +110,46 @@ def test_kernels_are_found_and_faults_name_them(device: pysm120.Device) -> None:
         module["math::axpy"]
     with pytest.raises(pysm120.Error, match=re.escape("void math::axpy<float>(float*) at")):
         module["axpy<float>"](1, 1, np.uint64(0))
+
+
+def long_name(scopes: int, of: str) -> tuple[str, str]:
+    """Return the name of a function in many namespaces, as nvcc mangles it and as it is shown."""
+    names = [f"namespace_of_a_template_{k:04}" for k in range(scopes)]
+    return f"_ZN{''.join(f'28{name}' for name in names)}4axpyI{of}EEvPT_", "::".join(names)
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("scopes", [3, 8, 30, 100])
+def test_long_names(device_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], scopes: int) -> None:
+    """However long a name is, it is whole in the information about a kernel, and demangled wherever it is shown."""
+    (mangled, scope), (other, _) = long_name(scopes, "f"), long_name(scopes, "d")
+    shown = f"void {scope}::axpy<float>(float*)"
+    text = PTX.replace("_ZN4math4axpyIfEEvPT_", mangled).replace("_ZN4math4axpyIdEEvPT_", other)
+    text = text.replace("[at]", f"[{mangled}_param_0]", 1).replace("u64 at", f"u64 {mangled}_param_0", 1)
+    with pysm120.Device(f"{device_name}?checks=full") as device:
+        module = device.load(text)
+        kernel = module["axpy<float>"]
+        assert kernel.info.entry == mangled
+        with pytest.raises(pysm120.Error) as fault:
+            kernel(1, 1, np.uint64(0))
+        assert f"{shown} at <ptx>:5: " in str(fault.value)
+        assert "(CTA 0,0,0, warp 0, lane 0)" in str(fault.value)
+        with pytest.raises(TypeError, match=re.escape(f"{shown} takes 1 arguments, 0 were given: parameter 0 param_0")):
+            kernel(1, 1)
+        with pytest.raises(KeyError, match=re.escape(f"{shown}, void {scope}::axpy<double>")):
+            module["no_such"]
+        undefined = device.load(text.replace("[a], 7;", "[a], u;").replace(".reg .b64 a;", ".reg .b64 a; .reg .b32 u;"))
+        x = device.array(np.zeros(1, np.uint32))
+        undefined["axpy<float>"](1, 1, x)
+        with pytest.raises(pysm120.FaultError, match=re.escape(f"{shown} stored it at <ptx>:5, and register u")):
+            x.numpy()
+    file = tmp_path / "long.ptx"
+    file.write_text(text)
+    for command in (["run"], ["profile"], ["check", "--seeds", "2"]):
+        words = [*command, str(file), "--kernel", "axpy<float>", "--grid", "1", "--block", "1", "u32[1]"]
+        assert __main__.main(words) == 0
+        found = re.sub(r"\s+", "", capsys.readouterr().out)
+        assert re.sub(r"\s+", "", shown) in found
+        assert "_ZN" not in found.replace(f"[{mangled}_param_0]", ""), "only in the program's text"
+    assert __main__.main(["run", str(file), "--kernel", "axpy<float>", "--grid", "1", "--block", "1"]) != 0
+    assert f"{shown} takes 1 arguments, 0 were given: parameter 0 param_0" in capsys.readouterr().err

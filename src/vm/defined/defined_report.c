@@ -220,7 +220,7 @@ static uint32_t stored_number(struct device *device, const char *text, const cha
 }
 
 uint32_t birth_stored(struct defined *d, const struct warp *w, uint32_t lane, uint32_t birth) {
-    char text[2 * TEXT], from[TEXT], where[100];
+    char text[FAULT_BYTES], from[TEXT], where[100];
     const struct place *at = &w->function->places[w->pc];
     const uint32_t *cta = warp_member(w)->id;
     if (d->birth[birth].born == BORN_STORED && birth > UNKNOWN) {

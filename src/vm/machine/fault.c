@@ -11,7 +11,7 @@
 #include "vm/machine/program.h"
 #include "vm/machine/types.h"
 
-static _Thread_local char last[4096];
+static _Thread_local char last[FAULT_BYTES];
 
 /* Record the first fault of a launch and stop its other CTAs. */
 void fault_record(struct launch *launch, CUresult code, const char *text) {
@@ -65,7 +65,7 @@ enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *for
 
 /* Record a fault of a whole CTA. */
 void fault_cta(struct cta *cta, CUresult code, const char *format, ...) {
-    char message[3500], text[4000];
+    char message[3500], text[FAULT_BYTES];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);

@@ -19,9 +19,11 @@ struct spot spot_of(const struct place *place);
 
 /* Record the fault of a launch (the first one wins) and return STEP_FAULT. lane: 32 if no single lane caused it. */
 enum step fault_at(struct warp *w, CUresult code, uint32_t lane, const char *format, ...) PRINTF_LIKE(4, 5);
-/* fault_at() in two steps: format the text, record it later. */
+/* fault_at() in two steps: format the text, record it later. Names of C++ kernels have thousands of characters, and
+ * only whole ones can be demangled. */
+enum { FAULT_BYTES = 8192 };
 struct fault_text {
-    char text[2048];
+    char text[FAULT_BYTES];
 };
 struct fault_text fault_format(const struct warp *w, uint32_t lane, const char *message);
 void fault_record(struct launch *launch, CUresult code, const char *text);

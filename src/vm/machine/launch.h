@@ -10,6 +10,7 @@
 #include "driver/driver.h"
 #include "platform/thread.h"
 #include "vm/machine/base.h"
+#include "vm/machine/fault.h"
 #include "vm/machine/memory.h"
 
 /* Levels of checks. Bounds, alignment and operands are checked at every level. */
@@ -77,7 +78,7 @@ struct launch {
     unsigned interrupts; /* device->interrupts when the launch began */
     struct mutex lock;   /* protects the members below */
     CUresult result;
-    char fault[4096];
+    char fault[FAULT_BYTES];
     struct printed *printed; /* output of printf, latest first */
     size_t printed_bytes, unprinted_bytes;
     unsigned helpers;

@@ -269,7 +269,7 @@ pub struct sm120_kernel_info {
     pub local_bytes: i32,
     pub max_threads: i32,
     pub parameters: i32,
-    pub entry: [c_char; 128],
+    pub entry: *const c_char,
 }
 
 impl Default for sm120_kernel_info {
@@ -1237,7 +1237,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_profile_bytes>() == 16);
     assert!(core::mem::size_of::<sm120_profile_row>() == 792);
     assert!(core::mem::size_of::<sm120_copy_piece>() == 32);
-    assert!(core::mem::size_of::<sm120_kernel_info>() == 152);
+    assert!(core::mem::size_of::<sm120_kernel_info>() == 32);
     assert!(core::mem::size_of::<sm120_parameter_info>() == 88);
     assert!(core::mem::size_of::<sm120_variable_info>() == 48);
     assert!(core::mem::size_of::<sm120_instruction_info>() == 48);
