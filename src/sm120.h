@@ -117,8 +117,8 @@ SM120_API sm120_status sm120_device_count(const char *kind, int32_t *count);
  * "virtual". The name of a virtual device may set the level of checks (off, default or full), the seed of the order of
  * events and the number of multiprocessors: "virtual:0?checks=full&seed=7&multiprocessors=84". Without them,
  * $PYSM120_CHECKS and $PYSM120_SEED apply, and there are 170 multiprocessors. "resident=8" makes a profiled launch run
- * only the CTAs of multiprocessor 0, or of the first four with "sampled=4", 8 at once. They share its L1: what their
- * shared memory leaves of "l1=262144" bytes, or of 128 KiB. */
+ * only the CTAs of multiprocessor 0, or of four evenly spread ones with "sampled=4", 8 at once. They share its L1: what
+ * their shared memory leaves of "l1=262144" bytes, or of 128 KiB. */
 SM120_API sm120_status sm120_device_open(const char *name, sm120_device **device);
 /* Open the device of a context that the caller made: an engine's allocations, streams and events then work here, and
  * those of this device work there. name: "cuda", or "virtual" with options. context NULL: the one that is current in
@@ -179,6 +179,10 @@ typedef struct sm120_profile_row {
     const char *from_file;            /* of inlined code: file and line of the kernel that called it, as .loc says; */
     uint32_t from_line;               /* else "" and 0 */
     uint64_t global_first_lines;      /* of global_lines: those that the CTA had not touched before */
+    uint64_t global_pending_accesses; /* of global_accesses: loads of what L1 has, but may have been asked for only */
+                                      /* just before */
+    uint64_t global_added_lines;      /* of global_lines: those that nobody in the launch had added to: red and atom */
+    uint64_t global_added_words;      /* different addresses of each access, of red and atom */
 } sm120_profile_row;
 
 /* Open a profile: the virtual device counts by statement in all launches from now on, which take about twice as long.

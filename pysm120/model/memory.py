@@ -1,6 +1,9 @@
 """What L2 gives an SM while all SMs ask, and what it no longer holds when a CTA reads it again."""
 
 import dataclasses
+import math
+
+import numpy as np
 
 from pysm120.model.chips import Chip
 from pysm120.model.recorded import SECTOR_BYTES, Launch, lost
@@ -20,6 +23,28 @@ def shared(chip: Chip) -> Chip:
     if chip.values.get("load_bytes_per_clock") == rate:
         return chip
     return dataclasses.replace(chip, values={**chip.values, "load_bytes_per_clock": rate})
+
+
+def add_requests(chip: Chip, lines: float, lanes: float) -> float:
+    """Return the requests for additions to a line that L2 gets done in a clock; infinity if nobody measured it.
+
+    Parameters
+    ----------
+    chip : Chip
+        The chip.
+    lines : float
+        Lines of 128 bytes that the launch adds to.
+    lanes : float
+        Lanes of a request that add to the same word, on average.
+
+    """
+    if "add_lines" not in chip.values:
+        return math.inf
+    of_lines = np.log([float(word) for word in str(chip["add_lines"]).split()])
+    measured = sorted(int(key.rpartition("_")[2]) for key in chip.values if key.startswith("add_requests_"))
+    rates = [np.log([float(word) for word in str(chip[f"add_requests_{n}"]).split()]) for n in measured]
+    at = [np.interp(math.log(max(1.0, lines)), of_lines, row) for row in rates]
+    return math.exp(np.interp(math.log(max(1.0, lanes)), np.log(measured), at))
 
 
 def unified_bytes(chip: Chip) -> int:

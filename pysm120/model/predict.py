@@ -280,6 +280,17 @@ def add_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     return float((model.warps * once + beside) * len(rounds) + model.warps * each * sum(rounds))
 
 
+def _add_clocks(model: KernelModel, adds: float, ctas: int) -> float:
+    """Return the clocks that L2 takes for the additions of a launch, so many bytes, while all SMs add."""
+    chip = model.chip
+    clocks = adds / (int(chip["sms"]) * float(chip["add_bytes_per_clock"]))
+    few = model.recording.launches[-1].adds if model.recording else None
+    if few is None:
+        return clocks
+    rate = memory.add_requests(chip, few.lines(ctas), few.lanes)  # few lines take fewer of them
+    return max(clocks, few.requests * ctas / rate)
+
+
 def _requested(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes of the requests with which the CTAs of a launch store."""
     paths = model.paths
@@ -394,9 +405,7 @@ def predict(
     requested = max(0.0, sum(_requested(*launch) for launch in ((model, rounds), *besides)))
     store_clocks = start + requested / (int(chip["sms"]) * float(chip["store_bytes_per_clock"]))
     adds = max(0.0, sum(add_bytes(*launch) for launch in ((model, rounds), *besides)))
-    # All SMs add at once, and each at the chip's rate.
-    add_clocks = start + adds / (int(chip["sms"]) * float(chip["add_bytes_per_clock"])) if adds else 0.0
-    add_clocks = add_clocks if chip["adds_bind"] else 0.0
+    add_clocks = start + _add_clocks(model, adds, len(rounds)) if adds and chip["adds_bind"] else 0.0
     of_stores = chip["l2_binds"] and store_clocks > l2_clocks  # L2 takes stores at a rate of their own
     l2 = {"stores": store_clocks} if of_stores else {"l2": l2_clocks}
     issue_clocks = start + issues * len(rounds) / (int(chip["sms"]) * QUARTERS)

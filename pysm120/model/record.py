@@ -18,7 +18,7 @@ from pysm120.model import work as works
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.model.paths import compute_warps
 from pysm120.model.problem import BACKWARD, Problem, tile_of
-from pysm120.model.recorded import Launch, Recording, banks_of, executed_of, in_shared, reuse_of, sectors_of
+from pysm120.model.recorded import Launch, Recording, adds_of, banks_of, executed_of, in_shared, reuse_of, sectors_of
 from pysm120.observe import watch
 from pysm120.observe.profile import Counts, Statement
 from pysm120.runtime.device import Device
@@ -36,7 +36,8 @@ _COUNTS = (  # of a file
     "global_lines", "global_l2_accesses", "global_l2_sectors", "shared_paired_accesses",
     "global_wavefronts",
 )  # fmt: skip
-_FIRST = "global_first_lines"  # of files that were written since 2026-11-29
+_FIRST = "global_first_lines"  # older files lack it; in them, every line is the first
+_LATER = ("global_pending_accesses", "global_added_lines", "global_added_words")  # older files lack them: 0
 _BULK = ("bulk global->shared", "bulk shared->global")  # additions are known from the code
 
 
@@ -251,7 +252,9 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         fields = ("kernel", "row", "opcode", "global_reuse", "bytes", *_COUNTS)
         rows = [
-            {name: one[name] for name in fields} | {_FIRST: one.get(_FIRST, one["global_lines"])}
+            {name: one[name] for name in fields}
+            | {_FIRST: one.get(_FIRST, one["global_lines"]), "lanes": one["lanes"]}
+            | {name: one.get(name, 0) for name in _LATER}
             for one in document["statements"]
         ]
         each = [(int(number), int(count)) for number, count in document.get("ctas", {}).get(function.name, ())]
@@ -273,6 +276,7 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     of_kernel = [row["bytes"] for row in rows if row["kernel"] == function.name]
     copied = sum(int(counts.get(path, 0)) for counts in of_kernel for path in _BULK) / ctas
     launch = Launch(executed, ctas, 0, banks, sectors, reuse_of(statements, function.name), copied)
+    launch = launch._replace(adds=adds_of(statements, function.name, ctas))
     if len({number for number, _ in each}) == len(each) == ctas:  # one launch, without clusters
         mean = sum(count for _, count in each) / len(each)
         launch = launch._replace(each=[count / mean for _, count in sorted(each)])
@@ -282,6 +286,6 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
 
 
 def _statement(row: dict[str, Any]) -> Statement:
-    counts: dict[str, Any] = {name: int(row[name]) for name in (*_COUNTS, _FIRST)}
+    counts: dict[str, Any] = {name: int(row[name]) for name in (*_COUNTS, _FIRST, *_LATER, "lanes")}
     counts["global_reuse"] = {int(least): int(count) for least, count in row["global_reuse"].items()}
     return Statement(str(row["kernel"]), 0, "", 0, int(row["row"]), "", str(row["opcode"]), Counts(**counts))

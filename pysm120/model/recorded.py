@@ -72,7 +72,8 @@ class Sectors(NamedTuple):
     ``fetched``: sectors that an L1 of ``PROFILED_L1`` bytes for each CTA does not hold. ``missed``: share of accesses
     that have any. ``wavefronts``: passes over the data of L1. ``reuse``: sectors that a CTA touches again and no other
     CTA touches, by distance, of loads that L1 keeps. ``accesses``: those of the launch, with a lane that accesses.
-    ``first``: share of the lines that the CTA had not touched before.
+    ``first``: share of the lines that the CTA had not touched before. ``pending``: share of accesses to what L1 has,
+    but may still be on its way.
     """
 
     touched: float
@@ -83,12 +84,14 @@ class Sectors(NamedTuple):
     reuse: Mapping[int, float] = MappingProxyType({})
     accesses: int = 0
     first: float = 1.0
+    pending: float = 0.0
 
     def times(self, share: float) -> "Sectors":
         """Return the average access if only a share of them has a lane that accesses."""
         return Sectors(
             share * self.touched, share * self.lines, share * self.fetched, share * self.missed,
             share * self.wavefronts, {least: share * n for least, n in self.reuse.items()}, self.accesses, self.first,
+            share * self.pending,
         )  # fmt: skip
 
     def within(self, l1_bytes: float, profiled: float = PROFILED_L1) -> "Sectors":
@@ -101,12 +104,33 @@ class Sectors(NamedTuple):
             return self
         fetched = min(self.touched, max(0.0, self.fetched + more))
         missed = min(1.0, max(0.0, self.missed + (fetched - self.fetched) / self.touched))
-        return self._replace(fetched=fetched, missed=missed)
+        return self._replace(fetched=fetched, missed=missed, pending=min(self.pending, 1 - missed))
 
     @property
     def requests(self) -> float:
         """Requests of L2, one for each line: the lines of the fetched sectors, if all lines have the same share."""
         return self.lines * min(1.0, self.fetched / self.touched) if self.touched else 0.0
+
+
+class Adds(NamedTuple):
+    """Additions of a launch to global memory: requests of a CTA, each for a line, and the lines of all CTAs.
+
+    ``lanes``: that add to the same word in a request, on average. ``of_cta``: lines that a CTA adds to; ``of_all``:
+    lines that so many ``ctas`` add to.
+    """
+
+    requests: float
+    lanes: float
+    of_cta: float
+    of_all: float
+    ctas: int
+
+    def lines(self, ctas: int) -> float:
+        """Return the lines that a number of CTAs add to, if they grow with CTAs as those of the recorded ones do."""
+        if self.ctas == 1:
+            return self.of_all * ctas
+        growth = min(1.0, math.log(max(1.0, self.of_all / self.of_cta)) / math.log(self.ctas))
+        return self.of_cta * math.pow(ctas, growth)
 
 
 class Launch(NamedTuple):
@@ -116,6 +140,7 @@ class Launch(NamedTuple):
     that CTAs touch again, by distance. ``copied``: the bytes that bulk copies of a CTA load and store, if known.
     ``l1_bytes``: the L1 of a CTA in the profile. ``together``: the CTAs that shared it on one SM; 0: none did.
     ``each``: the instructions of each CTA, by its number in the grid, as a share of the average; empty if unknown.
+    ``adds``: the additions to global memory, if there are any and their lines are known.
     """
 
     executed: Mapping[int, int]
@@ -128,6 +153,7 @@ class Launch(NamedTuple):
     l1_bytes: float = PROFILED_L1
     together: int = 0
     each: Sequence[float] = ()
+    adds: Adds | None = None
 
     def shares(self, ctas: int) -> list[float]:
         """Return the work of each CTA of a launch as a share of the average; empty if all are alike, or unknown.
@@ -188,10 +214,23 @@ def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, Sectors
             sectors, lines, fetched, missed, passes = (count / n for count in counts)
             again = {least: count / n for least, count in reuse.items()}
             first = c.global_first_lines / c.global_lines if c.global_lines else 1.0
-            found.setdefault(one.row, Sectors(sectors, lines, fetched, missed, passes, again, n, first))
+            pending = c.global_pending_accesses / n
+            found.setdefault(one.row, Sectors(sectors, lines, fetched, missed, passes, again, n, first, pending))
         elif _ACCESS.match(one.opcode):
             found.setdefault(one.row, Sectors(0.0))
     return found
+
+
+def adds_of(statements: Sequence[Statement], entry: str, ctas: int) -> Adds | None:
+    """Return the additions to global memory of a launch of so many CTAs; None if there are none."""
+    counts = [one.counts for one in statements if one.kernel == entry and one.counts.global_added_words]
+    lines, of_ctas, of_all, lanes, words = (
+        sum(getattr(c, name) for c in counts)
+        for name in ("global_lines", "global_first_lines", "global_added_lines", "lanes", "global_added_words")
+    )
+    if not of_ctas or not of_all:
+        return None
+    return Adds(lines / ctas, lanes / words, of_ctas / ctas, of_all, ctas)
 
 
 def reuse_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:

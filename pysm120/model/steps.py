@@ -256,7 +256,8 @@ class Pipes:
             return latency, 0.0, max(SECTOR_BYTES * found.touched, self.store_request * found.lines)
         of_l1 = self.chip.timing("load_local").latency
         late = self.late(found.requests / found.missed, meets=meets) if found.missed else 0.0
-        return of_l1 + found.missed * (latency + late - of_l1), self.requested(found), 0.0
+        waits = found.missed + found.pending  # what is on its way comes no sooner than from L2
+        return of_l1 + waits * (latency + late - of_l1), self.requested(found), 0.0
 
     def at_first(self, one: Instruction, found: Sectors | None, name: str) -> float:
         """Return a latency of the chip for an access: of DRAM for lines that its CTA touches first, else of L2.

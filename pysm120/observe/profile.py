@@ -51,6 +51,11 @@ class Counts:
         Passes over the data of L1 that loads of global memory take.
     global_first_lines : int
         Those of ``global_lines`` that the CTA had not touched before.
+    global_pending_accesses : int
+        Loads that L1 has all sectors of, but some of which a warp may have asked for only just before: fewer than 32 of
+        its statements, counted from the begin of its CTA.
+    global_added_lines, global_added_words : int
+        Of red and atom: lines to which nobody in the launch had added, and the different addresses of each access.
     tensor_flops : int
         Multiplications and additions of mma.
     bytes : dict
@@ -79,6 +84,9 @@ class Counts:
     global_l2_sectors: int = 0
     global_wavefronts: int = 0
     global_first_lines: int = 0
+    global_pending_accesses: int = 0
+    global_added_lines: int = 0
+    global_added_words: int = 0
     tensor_flops: int = 0
     bytes: dict[str, int] = dataclasses.field(default_factory=dict)
     global_reuse: dict[int, int] = dataclasses.field(default_factory=dict)

@@ -8,7 +8,7 @@ import pytest
 
 from pysm120 import __main__
 from pysm120.model import chips, memory, streams
-from pysm120.model.recorded import Launch
+from pysm120.model.recorded import Adds, Launch
 
 pytestmark = pytest.mark.virtual
 
@@ -409,6 +409,48 @@ def test_parts_of_a_line_come_from_l2_if_the_first_asked_for_all_of_it(
     assert slower == pytest.approx(later * 3 / 4, rel=0.02)  # DRAM is not quite as busy
 
 
+@pytest.mark.parametrize(("lines", "lanes"), [(1, 1), (1, 32), (64, 1), (64, 4), (8192, 1), (8192, 32)])
+def test_additions_to_few_lines_as_measured(lines: int, lanes: int) -> None:
+    """A CTA of one warp makes ``rounds`` requests, of which each is for one line."""
+    chip, requests = chips.load("h200"), 500
+    page = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "model-log.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| {lines} |") and line.count("/") == 3)
+    cell = row.split("|")[{1: 2, 4: 3, 32: 4}[lanes]]
+    assert memory.add_requests(chip, lines, lanes) == pytest.approx(float(cell.split("/")[1]), rel=1e-9)
+    few = Adds(requests, lanes, 1, min(lines, 264), 264)
+    assert few.lines(264) == pytest.approx(min(lines, 264))
+    assert Adds(requests, lanes, 4, 4 * 264, 264).lines(1000) == pytest.approx(4000)  # each CTA has lines of its own
+    assert Adds(requests, lanes, 4, 4, 264).lines(1000) == 4  # all have the same
+
+
+def test_additions_between_those_that_were_measured() -> None:
+    chip = chips.load("h200")
+    for lines, lanes in ((12, 1), (500, 7), (3000, 32), (1, 2)):
+        around = [memory.add_requests(chip, n, k) for n in (lines / 2, 2 * lines) for k in (lanes / 2, 2 * lanes)]
+        assert min(around) <= memory.add_requests(chip, lines, lanes) <= max(around)
+    assert memory.add_requests(chip, 10**9, 1000) == memory.add_requests(chip, 8192, 32)
+
+
+def test_ctas_that_add_to_the_same_line_wait_for_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 4096 CTAs each warp adds 32 words of a line: 8 lines in all, or 8 for each CTA."""
+    path = tmp_path / "k.ptx"
+    own = "mul.lo.u32 i, cta, 1024;\n    cvt.u64.u32 at, i;\n    add.u64 q, q, at;\n    " + ADD
+    found = {}
+    for name, store in (("same", ADD), ("own", own)):
+        path.write_text(text(store=store))
+        profile = path.with_suffix(".json")
+        words = ["--grid", "8", "--block", "256", "f32[65536]:zeros", "f32[2048]", "u32:8"]
+        assert __main__.main(["profile", str(path), "--json", str(profile), *words]) == 0
+        capsys.readouterr()
+        launch = ["--chip", "h200", "--ctas", "4096", "--profile", str(profile), "--bytes", "0"]
+        found[name] = model(capsys, str(path), *launch)
+    # 8 requests of each CTA; 0.43 requests a clock for 8 lines. CTAs with lines of their own have 32,768.
+    start = float(chips.load("h200")["launch_clocks"])
+    assert found["same"]["clocks"] >= start + 8 * 4096 / 0.43
+    assert found["own"]["clocks"] < found["same"]["clocks"] / 2
+    assert (found["same"]["bound"], found["own"]["bound"]) == ("adds", "l2")
+
+
 @pytest.mark.parametrize(("place", "sectors"), [("16, s", 16), ("16, s16", 32), ("32, s", 32)])
 def test_a_copy_takes_the_sectors_that_were_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, sectors: int
@@ -503,7 +545,8 @@ def twice(
     found = model(capsys, *launch, status=0 if recorded > 1 or own <= 64 * KIB else 3)
     dram = found["dram_gbs"] * found["microseconds"] * 1e3
     assert dram == pytest.approx(size + found["reread_bytes"], rel=0.01)
-    without = [x if x != str(size) else "1" for x in launch]  # bytes of DRAM: all of them fit in L2
+    # Few bytes of DRAM, but so many that loads wait for it.
+    without = [x if x != str(size) else str(size // 20) for x in launch]
     found["sm_microseconds"] = model(capsys, *without)["microseconds"]
     launch[launch.index(str(size))] = "moved"  # all that moves again is in it
     assert model(capsys, *launch)["reread_bytes"] == 0

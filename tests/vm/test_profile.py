@@ -722,6 +722,7 @@ def test_what_l1_holds(device: pysm120.Device, lines: int, again: int) -> None:
         ("multiprocessors=4&resident=2&l1=67584", 1, 256),
         ("resident=2&sampled=2&l1=67584", 4, 2 * 256),  # two CTAs on each of two multiprocessors
         ("multiprocessors=3&resident=2&sampled=3&l1=67584", 4, 3 * 256),
+        ("multiprocessors=4&resident=2&sampled=2&l1=67584", 2, 2 * 256),  # one CTA on each
     ],
 )
 def test_ctas_of_a_multiprocessor_share_its_l1(device_name: str, options: str, ctas: int, misses: int) -> None:
@@ -749,6 +750,49 @@ def test_a_cta_touches_a_line_first_once(device: pysm120.Device, text: str, line
     with device.profile() as p:
         module["access"](1, WARP, device.array(offsets), device.array(LANE.astype(np.uint32)), x)
     assert [statement(p, word).counts.global_first_lines for word in ("ld.global.b32 t0", "st.global")] == [2, lines]
+
+
+@pytest.mark.parametrize(("between", "pending"), [(0, 1), (30, 1), (31, 0), (100, 0)])
+def test_what_l1_has_may_still_be_on_its_way(device: pysm120.Device, between: int, pending: int) -> None:
+    """A load of sectors for which the warp, or another one at the same place, asked fewer than 32 statements before."""
+    text = "ld.global.b32 t0, [global];" + "add.u32 t2, t2, 1;" * between + "ld.global.b32 t1, [global + 4];"
+    module = device.load(ACCESS.format(text))
+    x, offsets = device.zeros(8192, np.uint8), device.array((8 * (LANE % WARP)).astype(np.uint32))
+    with device.profile() as p:
+        module["access"](1, WARP, offsets, device.array(LANE.astype(np.uint32)), x)
+    first, second = (statement(p, f"ld.global.b32 t{n}").counts for n in (0, 1))
+    assert (first.global_l2_accesses, first.global_pending_accesses) == (1, 0)
+    assert (second.global_l2_accesses, second.global_pending_accesses) == (0, pending)
+
+
+def test_warps_at_the_same_place_ask_for_the_same(device: pysm120.Device) -> None:
+    module = device.load(ACCESS.format("ld.global.b32 t0, [global];"))
+    x, zeros = device.zeros(8192, np.uint8), device.zeros(4 * WARP, np.uint32)
+    with device.profile() as p:
+        module["access"](1, 4 * WARP, zeros, device.array(np.ones(4 * WARP, np.uint32)), x)
+    found = statement(p, "ld.global.b32 t0").counts
+    assert (found.global_accesses, found.global_l2_accesses, found.global_pending_accesses) == (4, 1, 3)
+
+
+@pytest.mark.parametrize("opcode", ["red.global.add.u32 [global], t0;", "atom.global.add.u32 t1, [global], t0;"])
+@pytest.mark.parametrize(
+    ("offsets", "lines", "words"), [(0 * LANE, 1, 1), (4 * LANE, 1, 32), (4 * (LANE // 4), 1, 8), (128 * LANE, 32, 32)]
+)
+def test_lines_and_words_that_are_added_to(
+    device: pysm120.Device, opcode: str, offsets: np.ndarray, lines: int, words: int
+) -> None:
+    """Three CTAs add to the same lines: these count once, the words of each access for themselves."""
+    module = device.load(ACCESS.format(f"mov.u32 t0, 1;\n{opcode}"))
+    with device.profile() as p:
+        module["access"](
+            3, WARP, device.array(offsets.astype(np.uint32)), device.array(LANE.astype(np.uint32)),
+            device.zeros(8192, np.uint8),
+        )  # fmt: skip
+    found = statement(p, opcode.partition(";")[0]).counts
+    assert (found.global_added_lines, found.global_added_words) == (lines, 3 * words)
+    assert (found.global_lines, found.global_first_lines) == (3 * lines, 3 * lines)
+    loads = statement(p, "ld.global.b32 at").counts
+    assert (loads.global_added_lines, loads.global_added_words) == (0, 0)
 
 
 def test_l1_holds_sectors(device: pysm120.Device) -> None:

@@ -75,6 +75,7 @@ struct warp {
     uint32_t maximum, adjusted,
         adjusted_pc;                   /* setmaxnreg: registers (0: unknown), a hash of those executed, the last */
     uint32_t touched;                  /* reuse.c: sectors of global memory */
+    uint32_t stepped;                  /* profile.c: statements that it has executed */
     uint32_t cluster[2];               /* lanes that have arrived in an even or odd phase, and not waited for it */
     uint32_t meeting, met;             /* lanes that have met at several collectives; those that still have to execute
                                           theirs, before anything else runs */

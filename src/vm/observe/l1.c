@@ -36,15 +36,21 @@ static struct l1_line *place(struct l1 *l1, uint64_t owner, uint64_t line) {
     return oldest;
 }
 
-uint32_t l1_load(struct l1 *l1, uint64_t owner, uint32_t mask, const uint64_t *address) {
-    uint32_t missing = 0;
+struct l1_found l1_load(struct l1 *l1, uint64_t owner, uint32_t statement, uint32_t mask, const uint64_t *address) {
+    struct l1_found found = {0};
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint64_t at = address[lowest_bit(rest)];
         struct l1_line *const line = place(l1, owner, at / LINE);
-        const uint32_t sector = 1u << at % LINE / SECTOR;
-        missing += (line->sectors & sector) == 0;
-        line->sectors |= sector;
+        const uint32_t number = (uint32_t)(at % LINE / SECTOR), sector = 1u << number;
+        if ((line->sectors & sector) == 0) {
+            ++found.missing;
+            line->sectors |= sector;
+            line->asked[number] = statement;
+        } else {
+            found.is_pending = found.is_pending || statement < line->asked[number] + L1_PENDING;
+        }
         line->used = ++l1->now;
     }
-    return missing;
+    found.is_pending = found.is_pending && found.missing == 0;
+    return found;
 }

@@ -258,7 +258,26 @@ static uint32_t l2_sectors(struct profile_worker *own, const struct event *e, co
         return cost_copy(mask, address, side[1].address);
     }
     const bool is_cached = side->kind == ACCESS_IS_LOAD && i->run != access_table()[ACCESS_LOAD_STRONG];
-    return is_cached ? l1_load(&own->l1, owner_of(e), mask, address) : touched;
+    if (!is_cached) {
+        return touched;
+    }
+    const struct l1_found found = l1_load(&own->l1, owner_of(e), e->warp->stepped, mask, address);
+    own->pending[COUNT_global_pending_accesses] += found.is_pending;
+    return found.missing;
+}
+
+/* Return how many different addresses the lanes have. */
+static uint32_t words_of(uint32_t mask, const uint64_t *address) {
+    uint32_t found = 0;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const uint32_t lane = lowest_bit(rest);
+        uint32_t others = mask & ((1u << lane) - 1);
+        while (others != 0 && address[lowest_bit(others)] != address[lane]) {
+            others &= others - 1;
+        }
+        found += others == 0;
+    }
+    return found;
 }
 
 /* Add the cost of one side of an access; behind the global side of a copy is its shared one. */
@@ -289,10 +308,17 @@ static void add_side(struct profile_worker *own, const struct event *e, const st
         pending[COUNT_global_first_lines] +=
             first_touch(&own->first, owner_of(e), e->warp->cta->linear, global, address);
         reuse_touch(e->warp->cta->launch->reuse, e->warp, e->pc, global, address);
+        if (own->class[e->pc] == REACH_ATOMIC) {
+            pending[COUNT_global_added_lines] += reuse_add(e->warp->cta->launch->reuse, e->warp, global, address);
+            pending[COUNT_global_added_words] += words_of(global, address);
+        }
     }
 }
 
 static bool start(struct cta *cta) {
+    for (uint32_t k = 0; k < cta->warps; ++k) {
+        cta->warp[k].stepped = 0;
+    }
     reuse_start(cta);
     return true;
 }
@@ -325,6 +351,7 @@ static enum step after(const struct event *e) {
     }
     uint64_t *const count = own->count[e->pc];
     own->pending[COUNT_lanes] = bit_count(e->mask); /* others may have to wait at it */
+    ++e->warp->stepped;
     for (uint32_t k = 0; k < COUNT_bytes; ++k) {
         count[k] += own->pending[k];
     }

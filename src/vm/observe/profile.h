@@ -27,7 +27,10 @@
     X(global_l2_sectors)                                                                                               \
     X(shared_paired_accesses)                                                                                          \
     X(global_wavefronts)                                                                                               \
-    X(global_first_lines)
+    X(global_first_lines)                                                                                              \
+    X(global_pending_accesses)                                                                                         \
+    X(global_added_lines)                                                                                              \
+    X(global_added_words)
 
 /* Start a profile. Return CUDA_ERROR_PROFILER_ALREADY_STARTED if one is running. */
 CUresult profile_begin(struct device *device);

@@ -24,6 +24,7 @@ struct line {
     uint8_t warp[SECTORS];  /* that touched each sector last */
     uint32_t moved;         /* sectors, as often as the CTA moves them */
     bool is_used, is_shared;
+    bool is_added; /* by whichever CTA */
 };
 
 struct reuse {
@@ -102,7 +103,8 @@ static struct line *find(struct reuse *reuse, uint64_t number, uint64_t cta) {
         ++reuse->used;
         *line = (struct line){.number = number, .cta = cta, .is_used = true};
     } else if (line->cta != cta) {
-        *line = (struct line){.number = number, .cta = cta, .is_used = true, .is_shared = true};
+        *line =
+            (struct line){.number = number, .cta = cta, .is_used = true, .is_shared = true, .is_added = line->is_added};
     }
     return line;
 }
@@ -178,6 +180,21 @@ void reuse_touch(struct reuse *reuse, struct warp *w, uint32_t pc, uint32_t mask
         reuse->is_exhausted = !touch(reuse, w, pc, sectors[k]);
     }
     mutex_unlock(&reuse->lock);
+}
+
+uint32_t reuse_add(struct reuse *reuse, const struct warp *w, uint32_t mask, const uint64_t *address) {
+    uint32_t found = 0;
+    mutex_lock(&reuse->lock);
+    for (uint32_t rest = mask; rest != 0 && !reuse->is_exhausted; rest &= rest - 1) {
+        struct line *const line = find(reuse, address[lowest_bit(rest)] / LINE, w->cta->linear);
+        reuse->is_exhausted = line == NULL;
+        if (line != NULL) {
+            found += !line->is_added;
+            line->is_added = true;
+        }
+    }
+    mutex_unlock(&reuse->lock);
+    return found;
 }
 
 bool reuse_is_exhausted(const struct reuse *reuse) {

@@ -24,6 +24,9 @@ void reuse_start(struct cta *cta);
 /* Note that a warp touches the sectors at the lanes' addresses in global memory. */
 void reuse_touch(struct reuse *reuse, struct warp *w, uint32_t pc, uint32_t mask, const uint64_t *address);
 
+/* Note that a warp adds at the lanes' addresses. Return to how many of their lines nobody in the launch had added. */
+uint32_t reuse_add(struct reuse *reuse, const struct warp *w, uint32_t mask, const uint64_t *address);
+
 /* Return whether memory has run out, so that the counts are not complete. */
 bool reuse_is_exhausted(const struct reuse *reuse);
 

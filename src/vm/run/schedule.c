@@ -558,8 +558,9 @@ static void run_multiprocessor(struct worker *worker, struct launch *launch, uin
 void schedule_run(struct worker *worker, struct launch *launch) {
     struct schedule *s = launch->schedule;
     if (launch->resident != 0) {
-        for (uint32_t k = 0; k < launch->sampled && k < launch->multiprocessors; ++k) {
-            run_multiprocessor(worker, launch, k);
+        const uint64_t all = launch->multiprocessors, sampled = launch->sampled < all ? launch->sampled : all;
+        for (uint64_t k = 0; k < sampled; ++k) {
+            run_multiprocessor(worker, launch, (uint32_t)(k * all / sampled)); /* evenly spread over the chip */
         }
         return;
     }
