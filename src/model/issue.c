@@ -54,6 +54,10 @@ void sm_settle(struct sm *sm, struct warp *warp) {
         turn(sm, warp);
     }
     if (warp->step == warp->path_end) {
+        if (!warp->has_ended) {
+            warp->has_ended = true;
+            sm->ended[sm->ended_count++] = warp;
+        }
         return;
     }
     int64_t ready = warp->next;

@@ -229,6 +229,7 @@ static void close_sm(struct sm *sm) {
     }
     free(sm->code);
     free(sm->starts);
+    free(sm->ended);
     free(sm->ctas);
     free(sm->warps);
 }
@@ -241,7 +242,8 @@ static bool open_sm(struct sm *sm, const sm120_simulation *of, sm120_simulation_
     sm->ctas = calloc(tiles, sizeof *sm->ctas);
     sm->warps = calloc(tiles * members, sizeof *sm->warps);
     sm->starts = calloc(tiles, sizeof *sm->starts);
-    bool is_open = sm->ctas != NULL && sm->warps != NULL && sm->starts != NULL;
+    sm->ended = calloc(tiles * members, sizeof *sm->ended);
+    bool is_open = sm->ctas != NULL && sm->warps != NULL && sm->starts != NULL && sm->ended != NULL;
     if (lines != 0) {
         sm->code = calloc(lines, sizeof *sm->code);
         is_open = is_open && sm->code != NULL;
@@ -400,7 +402,22 @@ static int64_t first_start(struct sm *sm) {
     return at;
 }
 
-/* Let a quarter issue a step, if a warp is ready. Return how many warps have ended: 0 or 1. */
+/* Retire the warps that have ended, and start CTAs in place of those that have. Return how many warps these were. */
+static int64_t retire_ended(struct sm *sm, int64_t now) {
+    int32_t count = 0;
+    for (; count < sm->ended_count; ++count) { /* one may let others go on, which end too */
+        if (retire(sm, sm->ended[count], now) && sm->of->tiles - sm->next_tile > sm->start_count) {
+            /* A CTA keeps its place until its stores have left. */
+            const int64_t free_at = later(now, sm_whole(sm->drained));
+            sm->started = later(free_at + sm->of->cta_start, sm->started + sm->of->cta_interval);
+            add_start(sm, sm->started);
+        }
+    }
+    sm->ended_count = 0;
+    return count;
+}
+
+/* Let a quarter issue a step, if a warp is ready. Return how many warps have ended. */
 static int64_t step_quarter(struct sm *sm, int32_t quarter, int64_t now) {
     struct warp *const warp = choose(sm, quarter, now);
     if (warp == NULL) {
@@ -409,16 +426,7 @@ static int64_t step_quarter(struct sm *sm, int32_t quarter, int64_t now) {
     sm->issued[quarter] = warp;
     sm->wake[quarter] = now + 1;
     sm_issue(sm, warp, now);
-    if (warp->section != SECTION_BEHIND || warp->step != warp->path_end) {
-        return 0;
-    }
-    if (retire(sm, warp, now) && sm->of->tiles - sm->next_tile > sm->start_count) {
-        /* A CTA keeps its place until its stores have left. */
-        const int64_t free_at = later(now, sm_whole(sm->drained));
-        sm->started = later(free_at + sm->of->cta_start, sm->started + sm->of->cta_interval);
-        add_start(sm, sm->started);
-    }
-    return 1;
+    return retire_ended(sm, now);
 }
 
 static sm120_status run_sm(struct sm *sm) {

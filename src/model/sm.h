@@ -68,7 +68,7 @@ struct warp {
     int64_t ready, next, last; /* when all is there that the step needs; by the stall count; the last issue */
     int32_t line;              /* of code; -1: none yet */
     int64_t came, there;       /* when the warp reached it, and when it arrives */
-    bool has_entered;
+    bool has_entered, has_ended;
     int32_t reason, blocked; /* why it is not ready; the pipe or port that was busy, -1: none */
 };
 
@@ -105,6 +105,8 @@ struct sm {
     struct code_line *code;
     uint64_t code_uses;
     double code_free;
+    struct warp **ended; /* warps without further steps, which have to be retired */
+    int32_t ended_count;
     int32_t next_tile, next_cta;
     int64_t *starts; /* of CTAs, ascending */
     int32_t start_count;

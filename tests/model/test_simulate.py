@@ -185,6 +185,14 @@ def test_warps_that_wait_for_each_other() -> None:
         Simulator(H200, PIPES, paths, 2).run([1], 1)
 
 
+def test_a_barrier_may_be_the_last_step() -> None:
+    barrier = PLAIN._replace(special="barrier")
+    for warps, count in ((1, 3), (4, 3), (4, 0)):
+        found = Simulator(H200, PIPES, paths_of([PLAIN], [PLAIN, barrier], []), warps).run([count, count], 1)
+        assert found.issued == 2 * warps * (1 + 2 * count)
+        assert len(found.ends) == 2
+
+
 def test_more_events_than_the_first_room() -> None:
     paths = paths_of([PLAIN] * 70_000, [], [])
     found = Simulator(H200, PIPES, paths, 1).run([0], 1, keep_events=True)
