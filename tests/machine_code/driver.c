@@ -4,6 +4,7 @@
 
 #include "driver/driver.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,21 @@ static launched_function *launched;
 void machine_open(texts_function *find, launched_function *report) {
     find_texts = find;
     launched = report;
+}
+
+/* ---- turns ----
+ *
+ * A launch replaces all memory several times until it is judged. Meanwhile no other thread may launch, copy, allocate
+ * or free. */
+
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+
+static void enter(void) {
+    pthread_mutex_lock(&turn);
+}
+static CUresult leave(CUresult result) {
+    pthread_mutex_unlock(&turn);
+    return result;
 }
 
 /* ---- memory ---- */
@@ -115,6 +131,13 @@ static void restore(const unsigned char *copy) {
         return VIRTUAL->name arguments;                                                                                \
     }
 
+#define PASS_IN_TURN(name, parameters, arguments)                                                                      \
+    CUresult name parameters;                                                                                          \
+    CUresult name parameters {                                                                                         \
+        enter();                                                                                                       \
+        return leave(VIRTUAL->name arguments);                                                                         \
+    }
+
 PASS(cuInit, (unsigned flags), (flags))
 PASS(cuDriverGetVersion, (int *version), (version))
 PASS(cuGetErrorName, (CUresult error, const char **name), (error, name))
@@ -133,10 +156,13 @@ PASS(cuCtxPushCurrent, (CUcontext context), (context))
 PASS(cuCtxPopCurrent, (CUcontext * context), (context))
 PASS(cuCtxSynchronize, (void), ())
 PASS(cuMemHostGetDevicePointer, (CUdeviceptr * address, void *host, unsigned flags), (address, host, flags))
-PASS(cuMemcpyHtoDAsync, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), (to, from, bytes, stream))
-PASS(cuMemcpyDtoHAsync, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream))
-PASS(cuMemcpyDtoDAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream))
-PASS(cuMemsetD8Async, (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream), (to, value, bytes, stream))
+PASS_IN_TURN(cuMemcpyHtoDAsync, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream),
+             (to, from, bytes, stream))
+PASS_IN_TURN(cuMemcpyDtoHAsync, (void *to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream))
+PASS_IN_TURN(cuMemcpyDtoDAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),
+             (to, from, bytes, stream))
+PASS_IN_TURN(cuMemsetD8Async, (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream),
+             (to, value, bytes, stream))
 PASS(cuStreamCreate, (CUstream * stream, unsigned flags), (stream, flags))
 PASS(cuStreamDestroy, (CUstream stream), (stream))
 PASS(cuStreamSynchronize, (CUstream stream), (stream))
@@ -160,20 +186,24 @@ PASS(cuTensorMapReplaceAddress, (CUtensorMap * map, void *address), (map, addres
     CUresult name(__VA_ARGS__)
 
 F(cuMemAlloc, CUdeviceptr *address, size_t bytes) {
+    enter();
     const CUresult result = VIRTUAL->cuMemAlloc(address, bytes);
-    return note(result, result == CUDA_SUCCESS ? (void *)(uintptr_t)*address : NULL, bytes);
+    return leave(note(result, result == CUDA_SUCCESS ? (void *)(uintptr_t)*address : NULL, bytes));
 }
 F(cuMemFree, CUdeviceptr address) {
+    enter();
     forget((const void *)(uintptr_t)address);
-    return VIRTUAL->cuMemFree(address);
+    return leave(VIRTUAL->cuMemFree(address));
 }
 F(cuMemHostAlloc, void **host, size_t bytes, unsigned flags) {
+    enter();
     const CUresult result = VIRTUAL->cuMemHostAlloc(host, bytes, flags);
-    return note(result, result == CUDA_SUCCESS ? *host : NULL, bytes);
+    return leave(note(result, result == CUDA_SUCCESS ? *host : NULL, bytes));
 }
 F(cuMemFreeHost, void *host) {
+    enter();
     forget(host);
-    return VIRTUAL->cuMemFreeHost(host);
+    return leave(VIRTUAL->cuMemFreeHost(host));
 }
 
 /* The module of a kernel twice; a program's own PTX has no machine code. */
@@ -220,12 +250,13 @@ F(cuModuleLoadDataEx, CUmodule *module, const void *image, unsigned options, CUj
         abort();
     }
     *module = made;
-    return memcmp(image,
-                  "\x7f"
-                  "ELF",
-                  4) == 0
-               ? load_both(made, image)
-               : VIRTUAL->cuModuleLoadDataEx(&made->ptx, image, options, option, value);
+    enter(); /* the texts that were found are kept until the next ones are */
+    return leave(memcmp(image,
+                        "\x7f"
+                        "ELF",
+                        4) == 0
+                     ? load_both(made, image)
+                     : VIRTUAL->cuModuleLoadDataEx(&made->ptx, image, options, option, value));
 }
 F(cuModuleUnload, CUmodule module) {
     if (module->machine != NULL) {
@@ -327,11 +358,13 @@ static CUresult launch_both(const CUlaunchConfig *config, CUfunction function, v
 }
 
 F(cuLaunchKernelEx, const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
-    return extra != NULL ? CUDA_ERROR_INVALID_VALUE : launch_both(config, function, arguments);
+    enter();
+    return leave(extra != NULL ? CUDA_ERROR_INVALID_VALUE : launch_both(config, function, arguments));
 }
 F(cuLaunchKernel, CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
   unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments, void **extra) {
     const CUlaunchConfig config = {
         {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, NULL, 0};
-    return extra != NULL ? CUDA_ERROR_INVALID_VALUE : launch_both(&config, function, arguments);
+    enter();
+    return leave(extra != NULL ? CUDA_ERROR_INVALID_VALUE : launch_both(&config, function, arguments));
 }
