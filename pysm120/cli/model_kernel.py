@@ -158,15 +158,11 @@ class Kernel:
         stages: int | None,
         stated: dict[int, bool],
         *,
-        cold: bool = True,
         streamed: bool = False,
         busy: float = 0.0,
         share: float = 0.0,
     ) -> KernelModel:
-        """Return the model of the kernel; ``streamed``, ``busy``, ``share``: as ``validation.image_model``.
-
-        ``cold``: the loads of a file's kernel without matrix products come from DRAM, if its bytes are known.
-        """
+        """Return the model of the kernel; ``streamed``, ``busy``, ``share``: as ``validation.image_model``."""
         record = None if self.arguments.rules else self._record
         if self.file:
             shared = number(self.arguments.shared, "--shared", least=0) or 0
@@ -174,8 +170,7 @@ class Kernel:
             threads = files.threads_of(image, entry, triple(block, "--block") if block else None)
             return validation.image_model(
                 self.chip, image, entry, shared, threads=threads, stages=stages, stated=stated, record=record,
-                warps_of=self._warps_of, cold=cold and self.arguments.bytes is not None, streamed=streamed,
-                busy=busy, share=share, tensor_bytes=self._tensor_bytes(),
+                warps_of=self._warps_of, streamed=streamed, busy=busy, share=share, tensor_bytes=self._tensor_bytes(),
             )  # fmt: skip
         is_ours = find_builtin(self.arguments.kernel) is not None
         for name in ("shared", "block", "warps", "loop", "bytes", "tile") if is_ours else ():
@@ -404,9 +399,8 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
     moved = predict.all_l2_bytes(model, rounds, others)
     streamed = bool(kernel.file and dram and memory.is_streamed(moved, dram))
     share = min(1.0, dram / moved) if dram and moved else 0.0
-    cold = streamed or not moved  # else loads find in L2 what other CTAs have loaded
-    if dram is not None:
-        model = kernel.model(stages, branches, cold=cold, streamed=streamed, share=share)
+    if streamed:
+        model = kernel.model(stages, branches, streamed=True, share=share)
         others = kernel.others(model, rounds)
     work = [] if problem or leaving or arguments.rounds else _shares(model, rounds)
     again = kernel.reread_bytes(model, len(rounds), held if dram is None else dram)
@@ -419,7 +413,7 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
 
     prediction = prediction_of(model, others)
     if kernel.file and dram and prediction.dram_busy > _IDLE:  # loads wait longer than they would for an idle DRAM
-        model = kernel.model(stages, branches, cold=cold, streamed=streamed, busy=prediction.dram_busy, share=share)
+        model = kernel.model(stages, branches, streamed=streamed, busy=prediction.dram_busy, share=share)
         others = kernel.others(model, rounds)
         prediction = prediction_of(model, others)
     kernel.chip = model.chip

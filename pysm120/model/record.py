@@ -32,8 +32,8 @@ _ROUNDS = 10  # fewest rounds in which hand-overs are recorded; a ring is used t
 _THREADS = "PYSM120_THREADS"
 _CAPABILITY, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
 _COUNTS = (  # of a file
-    "executed", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts", "global_accesses", "global_sectors",
-    "global_lines", "global_l2_accesses", "global_l2_sectors", "shared_paired_accesses",
+    "executed", "lanes", "shared_accesses", "shared_wavefronts", "shared_ideal_wavefronts", "global_accesses",
+    "global_sectors", "global_lines", "global_l2_accesses", "global_l2_sectors", "shared_paired_accesses",
     "global_wavefronts",
 )  # fmt: skip
 _FIRST = "global_first_lines"  # older files lack it; in them, every line is the first
@@ -253,7 +253,7 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
         fields = ("kernel", "row", "opcode", "global_reuse", "bytes", *_COUNTS)
         rows = [
             {name: one[name] for name in fields}
-            | {_FIRST: one.get(_FIRST, one["global_lines"]), "lanes": one["lanes"]}
+            | {_FIRST: one.get(_FIRST, one["global_lines"])}
             | {name: one.get(name, 0) for name in _LATER}
             for one in document["statements"]
         ]
@@ -286,6 +286,6 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
 
 
 def _statement(row: dict[str, Any]) -> Statement:
-    counts: dict[str, Any] = {name: int(row[name]) for name in (*_COUNTS, _FIRST, *_LATER, "lanes")}
+    counts: dict[str, Any] = {name: int(row[name]) for name in (*_COUNTS, _FIRST, *_LATER)}
     counts["global_reuse"] = {int(least): int(count) for least, count in row["global_reuse"].items()}
     return Statement(str(row["kernel"]), 0, "", 0, int(row["row"]), "", str(row["opcode"]), Counts(**counts))

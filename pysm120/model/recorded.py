@@ -228,9 +228,10 @@ def adds_of(statements: Sequence[Statement], entry: str, ctas: int) -> Adds | No
         sum(getattr(c, name) for c in counts)
         for name in ("global_lines", "global_first_lines", "global_added_lines", "lanes", "global_added_words")
     )
-    if not of_ctas or not of_all:
+    if not counts:
         return None
-    return Adds(lines / ctas, lanes / words, of_ctas / ctas, of_all, ctas)
+    # A CTA that has loaded a line does not touch it first when it adds to it.
+    return Adds(lines / ctas, lanes / words, max(of_ctas, of_all) / ctas, of_all, ctas)
 
 
 def reuse_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:

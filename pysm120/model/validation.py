@@ -94,7 +94,6 @@ def image_model(
     stated: Any = None,
     record: Record | None = None,
     warps_of: WarpsOf | None = None,
-    cold: bool = False,
     busy: float = 0.0,
     share: float = 0.0,
     streamed: bool = False,
@@ -104,8 +103,7 @@ def image_model(
 
     ``threads``: of a CTA, if the cubin does not state them. ``record``: returns the kernel with the lines of its PTX,
     and the recording of its branches. ``warps_of``: returns the warps of a CTA that execute the main loop.
-    ``cold``: the loads of a kernel without matrix products come from DRAM. ``streamed``: those of one with products do
-    (``memory.is_streamed``). ``busy``: the share of the time in which DRAM is busy. ``share``: that of the lines of L2
+    ``streamed``: loads come from DRAM (``memory.is_streamed``). ``busy``: the share of the time in which DRAM is busy. ``share``: that of the lines of L2
     which come from DRAM. ``tensor_bytes``: of the launch; if L2 does not keep them and a round waits for what it loads,
     its tiles are there when the slowest of their bytes has come from DRAM.
     """
@@ -141,8 +139,8 @@ def image_model(
             through=warps_of is not None,
         )  # fmt: skip
 
-    if cold and not has_products:
-        return build(streams.from_dram(chip, busy, share))
+    if not has_products:
+        return build(streams.from_dram(chip, busy, share) if streamed else chip)
     model = build(chip)
     if has_products and model.loop and not streams.fits(chip, tensor_bytes):
         late = streamed or kernel_model.loads_and_waits(model.function, model.loop)

@@ -4,7 +4,7 @@
  * A line stays until its set is full of lines that were used more recently. */
 #include "model/sm.h"
 
-/* The set of a line. Consecutive lines have different sets, and so have lines at a distance of `sets`. */
+/* The set of a line, by the formula of set_of in pysm120/model/fetch.py. */
 static struct code_line *set_of(const struct sm *sm, int64_t line) {
     const int64_t sets = sm->of->code_sets;
     return &sm->code[((line ^ line / sets) % sets) * sm->of->code_ways];

@@ -88,7 +88,8 @@ void sm_settle(struct sm *sm, struct warp *warp) {
 
 /* Record what a warp waited for. */
 static void account(const struct sm *sm, const struct warp *warp, int64_t now) {
-    int64_t *const stalls = &sm->result->stalls[(size_t)warp->step->place * (size_t)(6 + 2 * sm->of->pipes)];
+    int64_t *const stalls =
+        &sm->result->stalls[(size_t)warp->step->place * (size_t)(SM120_STALL_RESULT + 2 * sm->of->pipes)];
     const int64_t earliest = warp->last + 1;
     const int64_t counted = (warp->next < now ? warp->next : now) - earliest;
     const int64_t held = (warp->ready < now ? warp->ready : now) - later(warp->next, earliest);

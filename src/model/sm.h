@@ -122,6 +122,9 @@ static inline double later_of(double a, double b) {
     return a > b ? a : b;
 }
 
+/* Check what the caller gives. */
+sm120_status sm_check(const sm120_simulation *of, const sm120_simulation_result *result);
+
 /* The next whole clock, at most NEVER. */
 int64_t sm_whole(double clocks);
 

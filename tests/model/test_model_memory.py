@@ -8,7 +8,8 @@ import pytest
 
 from pysm120 import __main__
 from pysm120.model import chips, memory, streams
-from pysm120.model.recorded import Adds, Launch
+from pysm120.model.recorded import Adds, Launch, adds_of
+from pysm120.observe.profile import Counts, Statement
 
 pytestmark = pytest.mark.virtual
 
@@ -421,6 +422,15 @@ def test_additions_to_few_lines_as_measured(lines: int, lanes: int) -> None:
     assert few.lines(264) == pytest.approx(min(lines, 264))
     assert Adds(requests, lanes, 4, 4 * 264, 264).lines(1000) == pytest.approx(4000)  # each CTA has lines of its own
     assert Adds(requests, lanes, 4, 4, 264).lines(1000) == 4  # all have the same
+
+
+def test_lines_that_were_loaded_before_are_added_to() -> None:
+    """Each of four CTAs loads 64 lines, the same ones, and adds to them: none is touched first by its addition."""
+    counts = Counts(global_lines=256, global_first_lines=0, global_added_lines=64, lanes=8192, global_added_words=8192)
+    found = adds_of([Statement("k", 0, "", 0, 1, "", "red", counts)], "k", 4)
+    assert found == Adds(64, 1, 16, 64, 4)
+    assert (found.lines(4), found.lines(8)) == (64, 128)  # no fewer than were seen
+    assert adds_of([Statement("k", 0, "", 0, 1, "", "ld", Counts(global_lines=256))], "k", 4) is None
 
 
 def test_additions_between_those_that_were_measured() -> None:

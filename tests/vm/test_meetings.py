@@ -349,11 +349,8 @@ def test_random_programs(device_name: str, rng: np.random.Generator, form: str) 
         compare(device_name, found, program, random_ways(rng, program, found), masks)
 
 
-CALLED = f"""{HEAD}.func (.reg .b32 r) sum(.reg .b32 v)
-{{
-redux.sync.add.u32 r, v, -1;
-ret;
-}}
+# A kernel whose lanes store b. Before {text}: i is the lane, p whether it is even.
+STORED = """{head}
 .visible .entry k(.param .u64 param_x)
 {{
 .reg .pred p;
@@ -364,49 +361,28 @@ mov.u32 i, %tid.x;
 mad.wide.u32 x, i, 4, x;
 and.b32 a, i, 1;
 setp.eq.u32 p, a, 0;
-@p bra even;
-call (b), sum, (i);
-bra join;
-even:
-redux.sync.add.u32 b, i, -1;
-join:
+{text}
 st.global.b32 [x], b;
 ret;
 }}
 """
+SUM = HEAD + ".func (.reg .b32 r) sum(.reg .b32 v) { redux.sync.add.u32 r, v, -1; ret; }"
+CALLED = "@p bra even; call (b), sum, (i); bra join; even: redux.sync.add.u32 b, i, -1; join:"
+ALTERNATIVES = "@p vote.sync.ballot.b32 b, p, -1; @!p vote.sync.ballot.b32 b, !p, -1;"
 
 
-def test_functions(device_name: str) -> None:
-    """Lanes in a function meet lanes in the kernel."""
+@pytest.mark.parametrize(
+    ("head", "text", "stored"),
+    [
+        pytest.param(SUM, CALLED, sum(range(32)), id="a function and its caller"),
+        pytest.param(HEAD, ALTERNATIVES, FULL, id="predicated alternatives"),
+    ],
+)
+def test_other_statements_that_meet(device_name: str, head: str, text: str, stored: int) -> None:
     for device in devices(device_name):
         x = device.zeros(32, np.uint32)
-        device.load(CALLED)["k"](1, 32, x)
-        assert (x.numpy() == sum(range(32))).all()
-
-
-ALTERNATIVES = f"""{HEAD}.visible .entry k(.param .u64 param_x)
-{{
-.reg .pred p, q;
-.reg .b32 a, b, i;
-.reg .b64 x;
-ld.param.u64 x, [param_x];
-mov.u32 i, %tid.x;
-mad.wide.u32 x, i, 4, x;
-and.b32 a, i, 1;
-setp.eq.u32 p, a, 0;
-@p vote.sync.ballot.b32 b, p, -1;
-@!p vote.sync.ballot.b32 b, !p, -1;
-st.global.b32 [x], b;
-ret;
-}}
-"""
-
-
-def test_predicated_alternatives(device_name: str) -> None:
-    for device in devices(device_name):
-        x = device.zeros(32, np.uint32)
-        device.load(ALTERNATIVES)["k"](1, 32, x)
-        assert (x.numpy() == FULL).all()
+        device.load(STORED.format(head=head, text=text))["k"](1, 32, x)
+        assert (x.numpy() == stored).all()
 
 
 # ---- what the virtual device alone tells -----------------------------------------------------------------------------

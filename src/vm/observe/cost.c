@@ -91,16 +91,15 @@ static uint32_t add_different(uint64_t *list, uint32_t count, uint64_t value) {
 
 struct sector_cost cost_global(uint32_t bytes, uint32_t mask, const uint64_t *address) {
     uint64_t places[WARP], sectors[WARP], lines[WARP];
-    uint32_t different = 0;
-    struct sector_cost cost = {0, 0, 0, 0};
+    struct sector_cost cost = {0};
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint64_t at = address[lowest_bit(rest)];
-        different = add_different(places, different, at);
+        cost.places = add_different(places, cost.places, at);
         cost.sectors = add_different(sectors, cost.sectors, at / SECTOR);
         cost.lines = add_different(lines, cost.lines, at / LINE);
     }
-    cost.ideal_sectors = (different * bytes + SECTOR - 1) / SECTOR;
-    cost.ideal_lines = (different * bytes + LINE - 1) / LINE;
+    cost.ideal_sectors = (cost.places * bytes + SECTOR - 1) / SECTOR;
+    cost.ideal_lines = (cost.places * bytes + LINE - 1) / LINE;
     return cost;
 }
 

@@ -29,6 +29,7 @@ struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask,
 uint32_t cost_l1(uint32_t bytes, uint32_t mask, const uint64_t *address);
 
 struct sector_cost {
+    uint32_t places;                 /* different addresses */
     uint32_t sectors, ideal_sectors; /* of 32 bytes; ideal: the fewest that hold as many different bytes */
     uint32_t lines, ideal_lines;     /* of 128 bytes */
 };

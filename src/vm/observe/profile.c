@@ -266,20 +266,6 @@ static uint32_t l2_sectors(struct profile_worker *own, const struct event *e, co
     return found.missing;
 }
 
-/* Return how many different addresses the lanes have. */
-static uint32_t words_of(uint32_t mask, const uint64_t *address) {
-    uint32_t found = 0;
-    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
-        const uint32_t lane = lowest_bit(rest);
-        uint32_t others = mask & ((1u << lane) - 1);
-        while (others != 0 && address[lowest_bit(others)] != address[lane]) {
-            others &= others - 1;
-        }
-        found += others == 0;
-    }
-    return found;
-}
-
 /* Add the cost of one side of an access; behind the global side of a copy is its shared one. */
 static void add_side(struct profile_worker *own, const struct event *e, const struct reach *side) {
     uint64_t address[WARP], *const pending = own->pending;
@@ -310,7 +296,7 @@ static void add_side(struct profile_worker *own, const struct event *e, const st
         reuse_touch(e->warp->cta->launch->reuse, e->warp, e->pc, global, address);
         if (own->class[e->pc] == REACH_ATOMIC) {
             pending[COUNT_global_added_lines] += reuse_add(e->warp->cta->launch->reuse, e->warp, global, address);
-            pending[COUNT_global_added_words] += words_of(global, address);
+            pending[COUNT_global_added_words] += cost.places;
         }
     }
 }
