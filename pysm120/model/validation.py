@@ -103,9 +103,9 @@ def image_model(
 
     ``threads``: of a CTA, if the cubin does not state them. ``record``: returns the kernel with the lines of its PTX,
     and the recording of its branches. ``warps_of``: returns the warps of a CTA that execute the main loop.
-    ``streamed``: loads come from DRAM (``memory.is_streamed``). ``busy``: the share of the time in which DRAM is busy. ``share``: that of the lines of L2
-    which come from DRAM. ``tensor_bytes``: of the launch; if L2 does not keep them and a round waits for what it loads,
-    its tiles are there when the slowest of their bytes has come from DRAM.
+    ``streamed``: loads come from DRAM (``memory.is_streamed``). ``busy``: the share of the time in which DRAM is busy.
+    ``share``: that of the lines of L2 which come from DRAM. ``tensor_bytes``: of the launch; if L2 does not keep them
+    and a round waits for what it loads, its tiles are there when the slowest of their bytes has come from DRAM.
     """
     cubin = Cubin(image)
     entry = cubin.entry(name)
