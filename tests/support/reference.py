@@ -154,6 +154,24 @@ def e4m3_weights(x: Array) -> Array:
     return rounded
 
 
+def e4m3_sums(p: Array) -> Array:
+    """Sums of P in e4m3 of a tile: a lane adds keys 8 n + 2 t + i over n in f16; these sums are added exactly."""
+    keys = p.shape[-1]
+    tile = np.zeros((*p.shape[:-1], -(-keys // 8) * 8), np.float16)
+    tile[..., :keys] = p
+    sums = np.zeros((*p.shape[:-1], 8), np.float16)
+    for first in range(0, tile.shape[-1], 8):
+        sums += tile[..., first : first + 8]
+    total: Array = sums.astype(np.float64).sum(-1)
+    return total
+
+
+def exact_sums(p: Array) -> Array:
+    """Sums of P of a tile."""
+    total: Array = p.sum(-1)
+    return total
+
+
 def nvfp4_weights(x: Array) -> Array:
     """P / 6 in NVFP4 in two levels: e4m3 scales of the blocks' largest P, elements relative to the unrounded scale."""
     keys = x.shape[-1]
@@ -176,18 +194,19 @@ def as_given(x: Array, axis: int) -> Array:
 
 
 class Rounding(NamedTuple):
-    """How a kernel with scaled blocks rounds: q and k, v, and P."""
+    """How a kernel with scaled blocks rounds: q and k, v, P, and the sums of P of a tile."""
 
     scores: Callable[[Array, int], Array]
     values: Callable[[Array, int], Array]
     weights: Callable[[Array], Array]
+    sums: Callable[[Array], Array]
 
 
 ROUNDINGS = {
-    "mxfp8": Rounding(mx, mx, e4m3_weights),
-    "nvfp4": Rounding(nvfp4, nvfp4_keys, nvfp4_weights),
-    "nvfp4_mxfp8": Rounding(nvfp4, mx, e4m3_weights),
-    "fp8": Rounding(as_given, as_given, e4m3_weights),
+    "mxfp8": Rounding(mx, mx, e4m3_weights, e4m3_sums),
+    "nvfp4": Rounding(nvfp4, nvfp4_keys, nvfp4_weights, exact_sums),
+    "nvfp4_mxfp8": Rounding(nvfp4, mx, e4m3_weights, exact_sums),
+    "fp8": Rounding(as_given, as_given, e4m3_weights, e4m3_sums),
 }
 
 
@@ -210,10 +229,11 @@ def attention_scaled(
     P = 2^x, x = S log2(e) scale + bias. If a P of 16 rows would pass P_LIMIT, the bias of all 16 rows changes so that
     the largest score so far gets 2^TOP. Once a |bias| of the 16 is above 2^16, bias follows in every tile. Groups of
     warps visit tiles in turn, each with its own bias and sums, which are added up at the largest score. Exponents and
-    sums are float64: the difference from the kernel's float32 and the tensor core's 25 bits is far below the step of P.
+    other sums are float64: the difference from the kernel's float32 and the tensor core's 25 bits is far below the step
+    of P.
     """
     heads, warp_rows = q.shape[2], 16
-    of_scores, of_values, weights = ROUNDINGS[precision]
+    of_scores, of_values, weights, sums = ROUNDINGS[precision]
     of_scores = as_given if is_packed else of_scores
     q, k, v = of_scores(q, -1), repeat_heads(of_scores(k, -1), heads), repeat_heads(of_values(v, 1), heads)
     seen = visible(q.shape[1], k.shape[1], causal)
@@ -241,7 +261,7 @@ def attention_scaled(
             before, used = used, np.where(follows, highest, used)
             alpha = from_to(before, used)
             p = weights((s - np.where(np.isneginf(used), 0, used)[..., None]) * factor)
-            total = total * alpha + p.sum(-1)
+            total = total * alpha + sums(p)
             o = o * alpha[..., None] + np.einsum("bhqk,bkhd->bhqd", p, v[:, first : first + tile])
         return used, total, o
 
