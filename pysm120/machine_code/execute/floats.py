@@ -109,6 +109,12 @@ def widen(w: Writer, _: Match) -> None:
     w.emit(f"cvt.f32.f16 {of.destination(w, d)}, {pair[part == 'H1_H1']}")
 
 
+def add_halves(w: Writer, _: Match) -> None:
+    """HADD2 d, a, b: one half of a or b may be read twice."""
+    d, a, b = w.one.operands
+    w.emit(f"add.rn.f16x2 {of.destination(w, d)}, {halves(w, a)}, {halves(w, b)}")
+
+
 def add_bf16(w: Writer, _: Match) -> None:
     """HADD2.BF16_V2 d, a, two numbers."""
     d, a, *numbers = w.one.operands
@@ -145,6 +151,7 @@ HANDLERS = {
     r"U?FSETP\.(?P<comparison>EQ|NE|GT|GEU|GTU|NEU)(?P<flush>\.FTZ)?\.(?P<with>AND|OR)": compare,
     r"MUFU\.(?P<function>EX2|LG2|RCP|RSQ)": approximate,
     r"FCHK": check_division,
+    r"HADD2": add_halves,
     r"HADD2\.F32": widen,
     r"HADD2\.BF16_V2": add_bf16,
     r"HMUL2": multiply_halves,
