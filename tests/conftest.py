@@ -1,5 +1,6 @@
 """Options and fixtures of every test: the device and the seed."""
 
+import gc
 import importlib.util
 import os
 import secrets
@@ -31,6 +32,7 @@ collect_ignore += [] if platforms.chosen() else ["runtime/test_platforms.py"]
 
 LEFT_OUT = pytest.StashKey[dict[str, Any]]()
 MOST_WORKERS = 8
+COLLECT_AFTER = 10_000  # new objects; after 700, which is usual, some tests spend a fifth of their time on it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -68,6 +70,19 @@ def pytest_report_header(config: pytest.Config) -> str:
     what = f"corpus {triton} Triton, oracles {jax} JAX, {torch} PyTorch, systems {systems}"
     part = {"default": "", "rest": " --rest", "all": " --all"}[config.option.part]
     return f"pysm120: --device {config.option.device} --seed {config.option.seed}{part}, {what}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector from the tests that are found: it would search all of them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
