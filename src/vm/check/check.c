@@ -73,7 +73,7 @@ void check_start(struct cta *cta) {
     for (uint32_t k = 0; s->world != NULL && k < cta->warps; ++k) {
         s->lanes[k] = lanes_open(s->lanes[k], cta->shared_bytes); /* cannot fail, the memory was allocated before */
     }
-    s->has_released = s->has_acquired = s->stores = s->boxes = s->maps = s->locations = 0;
+    s->has_released = s->has_acquired = s->stores = s->boxes = s->maps = s->locations = s->latest = 0;
     memset(s->cell, 0, ((cta->shared_bytes + GRANULE - 1) / GRANULE) * sizeof *s->cell);
     for (uint32_t k = 0; k < MAX_WARPS; ++k) {
         s->warp[k].seen[k] = 1;

@@ -128,6 +128,7 @@ struct shadow {
     uint32_t maps, map_space;
     struct location *location;
     uint32_t locations, location_space;
+    uint32_t latest;                             /* location that was found last */
     struct world *world;                         /* check_global.h; NULL below level full */
     struct mark touched[MAX_CLUSTER][MAX_WARPS]; /* the last access of a warp to the memory of another CTA, by rank */
     struct lanes *lanes[MAX_WARPS];              /* check_lanes.c; used at level full */

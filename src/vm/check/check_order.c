@@ -10,6 +10,13 @@
 #include "vm/machine/program.h"
 #include "vm/machine/types.h"
 
+/* Keep the later one of each two numbers. */
+static inline void join_each(uint32_t *restrict to, const uint32_t *restrict from, uint32_t count) {
+    for (const uint32_t *const end = from + count; from != end; ++from, ++to) {
+        *to = *to > *from ? *to : *from;
+    }
+}
+
 /* to |= from: the union of two clocks. */
 static void join(const struct shadow *s, struct clocks *to, const struct clocks *from) {
     if (UNLIKELY(s->world != NULL)) {
@@ -17,12 +24,8 @@ static void join(const struct shadow *s, struct clocks *to, const struct clocks 
         far_join(s->world, &to->fenced, &from->fenced);
         far_join(s->world, &to->found, &from->found);
     }
-    for (uint32_t k = 0; k < AGENTS; ++k) {
-        to->seen[k] = to->seen[k] > from->seen[k] ? to->seen[k] : from->seen[k];
-    }
-    for (uint32_t k = 0; k < AGENT_MBARRIER; ++k) {
-        to->proxied[k] = to->proxied[k] > from->proxied[k] ? to->proxied[k] : from->proxied[k];
-    }
+    join_each(to->seen, from->seen, AGENTS);
+    join_each(to->proxied, from->proxied, AGENT_MBARRIER);
 }
 
 /* Pass on what a warp has done and seen so far, and advance its clock. */
@@ -157,10 +160,12 @@ void check_fence(struct warp *w, uint32_t kind, uint32_t mask) {
 /* Return the clocks of a location. NULL if it has none and `add` is false, or after a fault. */
 static struct clocks *location_of(struct warp *w, const void *place, bool add) {
     struct shadow *s = w->cta->shadow;
-    for (uint32_t k = 0; k < s->locations; ++k) {
+    for (uint32_t k = s->latest, left = s->locations; left != 0; --left) { /* lanes take locations in turn */
         if (s->location[k].key == (uintptr_t)place) {
+            s->latest = k;
             return &s->location[k].clocks;
         }
+        k = k + 1 < s->locations ? k + 1 : 0;
     }
     if (!add) {
         return NULL;
