@@ -157,7 +157,11 @@ command=${1:-build}
 case $command in
 build) build ;;
 demo) build >/dev/null; exec "$python" -m pysm120 demo "$@" ;;
-test) build >/dev/null; exec "$python" -m pytest -n auto --dist worksteal "$@" ;;
+test)
+    build >/dev/null
+    export OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}" # its other threads would spin on the cores of other workers
+    exec "$python" -m pytest -n auto --dist worksteal "$@"
+    ;;
 install) build >/dev/null; exec "$python" tools/install.py "$@" ;;
 lint) build >/dev/null; lint ;;
 -h | --help | help) usage ;;
