@@ -516,6 +516,11 @@ def objects(
     return [(folder / f"{source.stem}_{isa}.o", [*flags, f"-DVM_ISA={isa}"]) for isa, flags in variants]
 
 
+def sanitizer_flags(sanitize: str) -> list[str]:
+    """Return the options of a compiler for sanitizers, such as "address,undefined"; what they find ends the program."""
+    return [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1"]
+
+
 def compile_object(cache: Cache, source: Path, target: Path, command: list[str], version: str) -> Path:
     """Compile a C file if it, an included header or the command has changed."""
     listed = target.with_suffix(".d")
@@ -567,7 +572,7 @@ def build(*, sanitize: str | None = None, name: str | None = None, jobs: int = 2
     cc = find_cc()
     target = target_platform(cc)
     is_native = target == host_platform()
-    extra = [f"-fsanitize={sanitize}", "-fno-omit-frame-pointer", "-g", "-O1"] if sanitize else []
+    extra = sanitizer_flags(sanitize) if sanitize else []
     folder = cache.folder / (name or ("" if is_native else target.name))
     folder /= f"sanitize-{sanitize.replace(',', '-')}" if sanitize else ""
     with ThreadPoolExecutor(jobs) as pool:
@@ -586,6 +591,7 @@ def build(*, sanitize: str | None = None, name: str | None = None, jobs: int = 2
                 return cache.make(output, [version, source, images, *words], lambda: run(words))
             return compile_object(cache, source, output, command, version)
 
+        work.sort(key=lambda item: not item[0].stem.endswith("_isa"))  # they take longest: none may be the last one
         compiled = list(pool.map(compile_one, work))
     # Remove the objects of deleted sources, because tests link all objects of a folder.
     for stale in {*(folder / "objects").rglob("*.o")} - {*compiled}:

@@ -33,6 +33,7 @@ import build  # noqa: E402 # the folders have to be known first
 FOLDER = ROOT / "build" / "fuzz"
 TARGETS = {"parse": "ptx", "run": "ptx", "abi": "calls"}  # and of which kind their inputs are
 SANITIZERS = "address,undefined"
+SANITIZED = ROOT / "build" / f"sanitize-{SANITIZERS.replace(',', '-')}" / "objects"  # of the library
 SEPARATOR = "%%%%\n"
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:max_allocation_size_mb=256:handle_abort=0",
@@ -62,7 +63,7 @@ def _compiled(target: str, engine: str) -> Path:
     cache = build.Cache(folder)
     machine = build.target_platform(cc)
     flags = [*build.FLAGS, *(flag for flag in machine.compile_flags if flag != "-fPIC")]
-    checked = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"]
+    checked = build.sanitizer_flags(SANITIZERS)
     guided = ["-fsanitize-coverage=trace-pc,trace-cmp"] if engine == "gcc" else ["-fsanitize=fuzzer-no-link"]
     whole = target == "abi"  # the device alone is linked into the others
     include: list[str] = []
@@ -80,14 +81,19 @@ def _compiled(target: str, engine: str) -> Path:
     version = build.run([*cc, "--version"])
 
     def compile_one(item: tuple[Path, Path, list[str]]) -> Path:
-        source, output, extra = item
-        return build.compile_object(cache, source, output, [*cc, *flags, *extra], version)
+        source, output, options = item
+        return build.compile_object(cache, source, output, [*cc, *options], version)
 
-    work = [(HERE / f"{name}.c", folder / f"own_{name}.o", extra) for name, extra in own]
+    work: list[tuple[Path, Path, list[str]]] = []
     for source in sources:
-        place = folder / source.parent.relative_to(ROOT)
+        is_shared = source.stem.endswith("_isa")  # with the sanitized library: these take long, and are not guided
+        place = (SANITIZED if is_shared else folder) / source.parent.relative_to(ROOT)
+        options = [*build.FLAGS, *machine.compile_flags] if is_shared else flags
+        last = build.sanitizer_flags(SANITIZERS) if is_shared else [*checked, *guided]
         for output, extra in build.objects(source, place, machine, is_sanitized=True):
-            work.append((source, output, [*extra, *checked, *([] if source.stem.endswith("_isa") else guided)]))
+            work.append((source, output, [*options, *extra, *last]))
+    work.sort(key=lambda item: item[1].is_relative_to(folder))  # those first
+    work += [(HERE / f"{name}.c", folder / f"own_{name}.o", [*flags, *extra]) for name, extra in own]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(compile_one, work))
     if whole:
