@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +114,19 @@ def lines_of(name: str, words: list[int], ptx: str, target: str, most_registers:
     failed = "ptxas assembles its PTX to other code: it has another version, or other options were used"
     for n, (text, limit, (one, at)) in enumerate(itertools.product(texts, limits, tried)):
         try:
-            again = sass.disassemble(sass.assemble(text, one, at, limit)).get(name)
+            again = _assembled(text, one, at, limit).get(name)
         except (UnsupportedError, InvalidArgumentError) as error:
             failed = str(error) if n == 0 else failed
             continue
         if again is not None and [other.word for other in again.instructions] == words:
             return again
     raise NotRecordedError(failed)
+
+
+@lru_cache(maxsize=16)
+def _assembled(ptx: str, target: str, at: Path, most_registers: int) -> dict[str, sass.Function]:
+    """Assemble and disassemble a text once, however many problems of its kernel are predicted."""
+    return sass.disassemble(sass.assemble(ptx, target, at, most_registers))
 
 
 def recording(function: sass.Function, ptx: str, threads: int, problem: Problem, of_kernel: Builtin) -> Recording:
