@@ -27,8 +27,8 @@ SM120_SHARED = 101376  # bytes of a CTA
 OF_HOPPER = "128x128_d32|128x128_d64|64x128_d96|64x128_d128|64x64_d192|64x64_d256"  # tiles that need more
 # How many times as long as any other unit the tensor pipe of an RTX 5090 is busy, at least, by a part of the entry. The
 # backward pass reads its operands more often than the forward pass: tiles of 32 x 32 at head size 256 most of all.
-# Decoding of 8 rows has half the products of 16. In FP8 and MXFP8 other units add up the rows of P: at head size 64 that
-# is a seventeenth of the products less.
+# Decoding of 8 rows has half the products of 16. In FP8 and MXFP8 other units add up the rows of P, which would be a
+# seventeenth of the products at head size 64.
 MARGINS = {
     "narrow_q8": 1.2,
     "_q8_": 1.9,
