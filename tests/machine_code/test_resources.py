@@ -27,8 +27,7 @@ SM120_SHARED = 101376  # bytes of a CTA
 OF_HOPPER = "128x128_d32|128x128_d64|64x128_d96|64x128_d128|64x64_d192|64x64_d256"  # tiles that need more
 # How many times as long as any other unit the tensor pipe of an RTX 5090 is busy, at least, by a part of the entry. The
 # backward pass reads its operands more often than the forward pass: tiles of 32 x 32 at head size 256 most of all.
-# Decoding of 8 rows has half the products of 16. In FP8 and MXFP8 other units add up the rows of P, which would be a
-# seventeenth of the products at head size 64.
+# Decoding of 8 rows has half the products of 16.
 MARGINS = {
     "narrow_q8": 1.2,
     "_q8_": 1.9,
@@ -38,8 +37,7 @@ MARGINS = {
     "attention_mxfp8": 1.3,
     "attention_nvfp4_mxfp8": 1.6,
     "attention_nvfp4": 1.05,
-    "attention_fp8_192x64_d128": 1.95,
-    "attention_fp8": 1.75,
+    "attention_fp8": 2.0,
     "narrow": 1.3,
 }
 # A product of NVFP4 takes half the clocks of one of MXFP8: at head size 64 exponentials take longer.

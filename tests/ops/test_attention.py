@@ -182,7 +182,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     q, k, v = rows_first(inputs)
     scale = case.factor
 
-    model_o, model_lse = attention_mxfp8(q, k, v, scale, case.causal)
+    model_o, model_lse = attention_mxfp8(q, k, v, scale, case.causal, is_sm120=opened.is_sm120)
     rounding = STEP[case.o_dtype]
     # Nearly every row agrees closely. In a few rows 2^x is rounded differently in float32, which gives a key's P the
     # next e4m3 code: about 2e-5 of the keys, each with an error of at most 1/8 of its weight.
@@ -239,7 +239,7 @@ def test_scores_that_rise(
     rise = step * (np.arange(430) // 64)
     k[..., :32] = (rise / (32 * 0.125 * np.log2(np.e)))[:, None]
     o, lse = run_twice(opened, "mxfp8", case, [q, k, v])
-    model_o, model_lse = attention_mxfp8(*rows_first([q, k, v]), 0.125, causal)
+    model_o, model_lse = attention_mxfp8(*rows_first([q, k, v]), 0.125, causal, is_sm120=opened.is_sm120)
     off = np.linalg.norm(o - model_o, axis=-1)
     assert (off > 1e-5 * np.linalg.norm(model_o, axis=-1)).sum() <= 1 + 0.02 * off.size
     assert off.max() <= np.linalg.norm(v, axis=-1).max() / 16  # a P below 1 that is rounded the other way
@@ -273,7 +273,7 @@ def test_enormous_scales_choose_the_largest_score(opened: OpenDevice, rng: np.ra
         o, lse = run(opened, "mxfp8", case, q, k, v, scale)
     finally:
         opened.release()
-    model_o, model_lse = attention_mxfp8(*rows_first([q, k, v]), scale, case.causal)
+    model_o, model_lse = attention_mxfp8(*rows_first([q, k, v]), scale, case.causal, is_sm120=opened.is_sm120)
     assert relative_error(o.swapaxes(1, 2), model_o) <= 1e-2
     np.testing.assert_allclose(lse, model_lse, rtol=1e-6)
 

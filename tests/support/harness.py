@@ -88,6 +88,9 @@ class Buffer:
         return got
 
 
+SM120 = 12  # its major compute capability
+
+
 class OpenDevice:
     """A device opened through the C ABI only."""
 
@@ -95,6 +98,9 @@ class OpenDevice:
         pointer = ffi.new("sm120_device **")
         check(lib.sm120_device_open(name.encode(), pointer))
         self.name, self.handle = name, pointer[0]
+        info = new_struct("sm120_device_info")
+        check(lib.sm120_device_query(self.handle, info))
+        self.is_sm120 = info.capability_major >= SM120
         self.buffers: list[Buffer] = []
 
     def release(self) -> None:

@@ -204,9 +204,10 @@ class Rounding(NamedTuple):
 
 ROUNDINGS = {
     "mxfp8": Rounding(mx, mx, e4m3_weights, e4m3_sums),
+    "mxfp8, sm_90": Rounding(mx, mx, e4m3_weights, exact_sums),
     "nvfp4": Rounding(nvfp4, nvfp4_keys, nvfp4_weights, exact_sums),
     "nvfp4_mxfp8": Rounding(nvfp4, mx, e4m3_weights, exact_sums),
-    "fp8": Rounding(as_given, as_given, e4m3_weights, e4m3_sums),
+    "fp8": Rounding(as_given, as_given, e4m3_weights, exact_sums),
 }
 
 
@@ -275,9 +276,11 @@ def attention_scaled(
     return np.moveaxis(o, 1, 2), lse
 
 
-def attention_mxfp8(q: Array, k: Array, v: Array, scale: float, causal: str | None) -> tuple[Array, Array]:
-    """Model the kernels all in MXFP8."""
-    return attention_scaled(q, k, v, scale, causal, "mxfp8")
+def attention_mxfp8(
+    q: Array, k: Array, v: Array, scale: float, causal: str | None, *, is_sm120: bool
+) -> tuple[Array, Array]:
+    """Model the kernels all in MXFP8, for SM120 or for sm_90."""
+    return attention_scaled(q, k, v, scale, causal, "mxfp8" if is_sm120 else "mxfp8, sm_90")
 
 
 def attention_16bit(
