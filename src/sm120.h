@@ -841,6 +841,7 @@ typedef struct sm120_attention_backward_plan {
     int64_t q_tiles, sums; /* tiles of queries of all heads; those whose sums of dq the workspace holds at once */
     int64_t first_head;    /* of batch * heads: the main kernel writes dq of those before, a further one the others */
     int64_t group;         /* heads of k and v whose tiles of keys take turns in the order of the launch */
+    int64_t turn_tiles;    /* deterministic: tiles of queries of a head for which a tile of keys waits once; else 1 */
 } sm120_attention_backward_plan;
 
 /* Write how a call is computed. */

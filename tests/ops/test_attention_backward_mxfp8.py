@@ -232,7 +232,7 @@ def test_broadcast_inputs(opened: OpenDevice, rng: np.random.Generator, which: i
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "case",
-    [Case(1, 1, 1, 512, 512, 64, "bottom-right"), Case(1, 2, 1, 256, 512, 96), Case(1, 1, 1, 512, 384, 128)],
+    [Case(1, 4, 4, 512, 512, 64, "bottom-right"), Case(1, 2, 1, 256, 512, 96), Case(1, 1, 1, 512, 384, 128)],
     ids=name,
 )
 def test_the_error_is_that_of_the_format(device: pysm120.Device, rng: np.random.Generator, case: Case) -> None:
@@ -400,6 +400,31 @@ def test_sums_of_dq_in_a_ring(rng: np.random.Generator, head_dim: int) -> None:
         verify(opened, rng, case, ODD)
     finally:
         opened.close()
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("case", "sms", "tiles"),
+    [
+        (Case(1, 2, 2, 300, 900, 64, deterministic=True), 4, 2),
+        (Case(1, 4, 2, 330, 900, 128, deterministic=True), 4, 2),
+        (Case(1, 2, 1, 260, 200, 96, deterministic=True), 1, 4),
+    ],
+)
+def test_a_turn_of_several_tiles(rng: np.random.Generator, case: Case, sms: int, tiles: int) -> None:
+    """No bit depends on the number of SMs, which says for how many tiles of queries a tile of keys waits once."""
+    x = draw(rng, case)
+    o, lse = results_of_forward(x, case)
+    alone = run_virtual("seed=1", case, x, o, lse, precision="mxfp8")
+    for seed in (1, 2):
+        options = f"checks=full&seed={seed}&multiprocessors={sms}"
+        opened = OpenDevice(f"virtual:0?{options}")
+        try:
+            assert plan(opened, case, "mxfp8").turn_tiles == tiles
+        finally:
+            opened.close()
+        for one, other in zip(alone, run_virtual(options, case, x, o, lse, precision="mxfp8"), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_both_products_of_dq(opened: OpenDevice, rng: np.random.Generator) -> None:

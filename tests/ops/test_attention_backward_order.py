@@ -1,6 +1,6 @@
 """attention_backward with deterministic=True: the same bits in every run, added up in the order of the keys."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from backward_cases import (
     kernel,
     name,
     padded,
+    plan,
     ready,
     run,
     run_virtual,
@@ -152,3 +153,92 @@ def test_the_workspace_has_the_turns(opened: OpenDevice, device: pysm120.Device,
     shapes = ((4, 150), (2, 70), (2, 70), (4, 150))
     copies = [2 * 2 * heads * rows * -(-head_dim // 8) * 8 for heads, rows in shapes if head_dim % 8]
     assert workspace_bytes(opened, case) == sum(padded(n) for n in areas + copies)
+
+
+class Turns(NamedTuple):
+    """A case, the SMs of a virtual device, and the tiles of queries for which a tile of keys waits once there."""
+
+    case: Case
+    sms: int
+    tiles: int
+
+    def __str__(self) -> str:
+        return f"{name(self.case)}-{self.sms}-{self.tiles}"
+
+
+# Several CTAs of a head run at once, but in those with as few SMs as heads.
+TURNS = [
+    Turns(Case(1, 2, 2, 300, 900, 64, deterministic=True), 4, 2),
+    Turns(Case(1, 4, 2, 321, 900, 64, deterministic=True, dtype="float16"), 4, 2),  # the last tile has a row
+    Turns(Case(1, 2, 2, 449, 1600, 64, deterministic=True), 3, 4),  # 8 tiles
+    Turns(Case(1, 2, 1, 260, 200, 128, deterministic=True, out_dtype="bfloat16"), 1, 4),  # 5 tiles
+    Turns(Case(1, 2, 2, 380, 500, 100, deterministic=True), 4, 2),
+    Turns(Case(1, 2, 2, 210, 260, 256, deterministic=True), 4, 2),
+    Turns(Case(2, 1, 1, 290, 260, 256, deterministic=True, dtype="float16"), 4, 4),
+    Turns(Case(1, 2, 2, 300, 900, 64, "bottom-right", deterministic=True), 4, 1),
+    Turns(Case(1, 2, 2, 300, 900, 64, window=(500, None), deterministic=True), 4, 1),
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.virtual
+@pytest.mark.parametrize("turns", TURNS, ids=str)
+def test_a_turn_of_several_tiles(rng: np.random.Generator, turns: Turns) -> None:
+    """No bit depends on the number of SMs, which says how many tiles a turn has; all checks are on."""
+    x, o, lse = ready(rng, turns.case)
+    alone = run_virtual("seed=1", turns.case, x, o, lse)
+    judge(alone, gradients(x), x, lse, delta_of(x, o), turns.case.out_dtype)
+    for seed in (1, 2, 3):
+        options = f"checks=full&seed={seed}&multiprocessors={turns.sms}"
+        opened = OpenDevice(f"virtual:0?{options}")
+        try:
+            assert plan(opened, turns.case).turn_tiles == turns.tiles
+        finally:
+            opened.close()
+        assert_same(run_virtual(options, turns.case, x, o, lse), alone)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    "turns",
+    [
+        Turns(Case(1, 2, 2, 600, 900, 64, deterministic=True), 4, 2),
+        Turns(Case(1, 2, 1, 321, 900, 128, deterministic=True, dtype="float16"), 2, 2),
+        Turns(Case(1, 2, 2, 330, 460, 256, deterministic=True), 4, 2),
+        Turns(Case(1, 2, 2, 500, 430, 256, deterministic=True, dtype="float16"), 3, 4),
+    ],
+    ids=str,
+)
+def test_a_turn_of_several_tiles_on_hopper(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, turns: Turns
+) -> None:
+    """The kernels that an H200 takes."""
+    monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
+    test_a_turn_of_several_tiles(rng, turns)
+
+
+L2_BYTES = 96 << 20  # of the virtual device
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(4, 32, 32, 2048, 2048, 128, deterministic=True),
+        Case(4, 32, 32, 2048, 2048, 64, "top-left", deterministic=True),
+        Case(1, 24, 24, 16384, 16384, 128, deterministic=True),
+        Case(1, 24, 24, 16384, 16384, 128, "bottom-right", deterministic=True),
+        Case(4, 32, 8, 4096, 4096, 128, deterministic=True),
+        Case(1, 4, 2, 1 << 20, 4096, 256, deterministic=True),
+    ],
+    ids=name,
+)
+def test_heads_that_take_turns_fit_l2(opened: OpenDevice, device: pysm120.Device, case: Case) -> None:
+    """Groups are as even and as few as the reference page says."""
+    assert device.info.l2_bytes == L2_BYTES
+    tile, heads, found = kernel(device, case), case.batch * case.kv_heads, plan(opened, case)
+    sums = case.heads // case.kv_heads * -(-case.q_rows // tile.q_rows) * tile.q_rows * tile.head_dim * 4
+    most = min(max(int(0.7 * L2_BYTES / (sums if case.causal else 2 * sums)), 1), 32)
+    groups = -(-heads // most)
+    assert found.group == -(-heads // groups)

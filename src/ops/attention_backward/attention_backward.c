@@ -47,6 +47,7 @@ sm120_status sm120_attention_backward_chosen(sm120_device *handle, const sm120_a
         plan->first_split = backward.first_split;
         plan->splits = backward.splits;
         plan->group = backward.group;
+        plan->turn_tiles = backward.turn_tiles;
         plan->q_tiles = backward.slots;
         plan->sums = backward.ring.slots;
         plan->first_head = backward.ring.first_head;

@@ -24,7 +24,8 @@ struct backward {
     int64_t first_split, splits;          /* of those from first_split on, `splits` CTAs share one; else 1 */
     int64_t parts_at[RESULTS];            /* in the workspace, of dk and dv, if splits is above 1 */
     int64_t group;                        /* heads of k and v whose tiles take turns in the order of the launch */
-    struct {                              /* of the sums of dq: ptx/parts/dq_ring.ptx */
+    int64_t turn_tiles; /* tiles of q to whose dq a tile of keys adds in one turn, in a deterministic call */
+    struct {            /* of the sums of dq: ptx/parts/dq_ring.ptx */
         bool is_used;
         int64_t group_tiles, full_groups, reach; /* of the main kernel */
         int64_t slots, first_head;               /* of the sums; whose dq the main kernel does not write */
@@ -56,6 +57,9 @@ bool backward_has_quads(const struct backward *b, int result);
 
 /* Choose whether the sums of dq live in a ring, and the group, after the splits. */
 void backward_choose_ring(const struct device *device, struct backward *b);
+
+/* Choose the group and the tiles of a turn of a deterministic call, after the ring. */
+void backward_choose_turns(const struct device *device, struct backward *b);
 
 /* The CTAs of the main kernel. */
 int64_t backward_ctas(const struct backward *b);

@@ -128,6 +128,8 @@ static struct gradients_call_parameters call_of(const struct backward *b, sm120_
         .reach = (uint32_t)b->ring.reach,
         .tickets = turns != 0 ? turns : finished,
         .turns = turns,
+        .turn_rows = (uint32_t)(b->turn_tiles - 1) * kernel_records[b->main].q_rows,
+        .last_row = (uint32_t)(b->q_tiles - 1) * kernel_records[b->main].q_rows,
         .dk_batch_stride = backward_batch_stride(dk, args->cu_seqlens_k),
         .dk_head_stride = dk->head_stride,
         .dk_row_stride = dk->row_stride,

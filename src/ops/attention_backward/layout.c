@@ -92,6 +92,7 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
                           ? backward_place_packed(b)
                           : backward_place(&b->workspace_bytes, b->slots, backward_rows_bytes(record), &b->rows_at);
     backward_choose_ring(device, b);
+    backward_choose_turns(device, b);
     if (!fits || !backward_place(&b->workspace_bytes, b->ring.slots, b->tile_bytes, &b->sums_at) ||
         !backward_place(&b->workspace_bytes, b->ring.is_used ? 1 + b->slots : 0, 4, &b->ring.finished_at) ||
         !backward_place(&b->workspace_bytes, args->deterministic != 0 ? 1 + b->slots : 0,

@@ -9,8 +9,7 @@ enum { DQ_TILES = 2 }; /* tiles of queries in whose time zeros and dq of one are
 static int64_t whole_group(const struct backward *b) {
     const struct kernel_record *const record = kernel_records + b->main;
     const int64_t heads = record->group_rows / b->args->kv_rows;
-    /* In a deterministic call, CTAs that add to the same tiles of dq would wait for each other. */
-    const bool takes_turns = attention_reach(&b->forward).has_right || b->args->deterministic != 0;
+    const bool takes_turns = attention_reach(&b->forward).has_right;
     return !takes_turns || heads < 1 ? 1 : heads < record->group_heads ? heads : record->group_heads;
 }
 

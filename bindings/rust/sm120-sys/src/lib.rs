@@ -906,6 +906,7 @@ pub struct sm120_attention_backward_plan {
     pub sums: i64,
     pub first_head: i64,
     pub group: i64,
+    pub turn_tiles: i64,
 }
 
 impl Default for sm120_attention_backward_plan {
@@ -1261,7 +1262,7 @@ const _: () = {
     assert!(core::mem::size_of::<sm120_mask>() == 48);
     assert!(core::mem::size_of::<sm120_attention_args>() == 904);
     assert!(core::mem::size_of::<sm120_attention_backward_args>() == 632);
-    assert!(core::mem::size_of::<sm120_attention_backward_plan>() == 56);
+    assert!(core::mem::size_of::<sm120_attention_backward_plan>() == 64);
     assert!(core::mem::size_of::<sm120_attention_with_kv_cache_args>() == 528);
     assert!(core::mem::size_of::<sm120_merge_states_args>() == 160);
     assert!(core::mem::size_of::<sm120_quantize_mxfp8_args>() == 152);
