@@ -39,11 +39,12 @@ def config(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def model(inputs: list[Array], scale: float, causal: str | None) -> tuple[Array, Array]:
+def model(opened: OpenDevice, inputs: list[Array], scale: float, causal: str | None) -> tuple[Array, Array]:
     """Return what the model of the chosen kernel gives for inputs [batch][head][row][head_dim]."""
     tiles, key_groups = SHAPES[os.environ["PYSM120_ATTENTION_CONFIG"]]
     tile = next(keys for width, keys in tiles.items() if width >= inputs[0].shape[-1])
-    return attention_scaled(*rows_first(inputs), scale, causal, "fp8", tile=tile, key_groups=key_groups)
+    precision = "fp8" if opened.is_sm120 and key_groups == 1 else "fp8, sums by products"
+    return attention_scaled(*rows_first(inputs), scale, causal, precision, tile=tile, key_groups=key_groups)
 
 
 def of_e4m3(case: Case) -> Case:
@@ -51,10 +52,12 @@ def of_e4m3(case: Case) -> Case:
     return case._replace(dtype="float8_e4m3fn")
 
 
-def compare(case: Case, got: tuple[Array, Array], inputs: list[Array], exponent: float = 0.0) -> Array:
+def compare(
+    opened: OpenDevice, case: Case, got: tuple[Array, Array], inputs: list[Array], exponent: float = 0.0
+) -> Array:
     """Compare with the model; return its O. exponent: the largest |score|, in units of log2, which float32 rounds."""
     o, lse = got
-    model_o, model_lse = model(inputs, case.factor, case.causal)
+    model_o, model_lse = model(opened, inputs, case.factor, case.causal)
     # Nearly every row agrees closely. In a few rows 2^x is rounded differently in float32: a P gets the next code.
     flip = FLIP + STEP[case.o_dtype]
     off = np.linalg.norm(o - model_o, axis=-1) / np.maximum(np.linalg.norm(model_o, axis=-1), 1e-30)
@@ -71,7 +74,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     """Compare one problem with both references: only P is rounded."""
     inputs = random_inputs(rng, case)
     got = run_twice(opened, "fp8", case, inputs)
-    model_o = compare(case, got, inputs)
+    model_o = compare(opened, case, got, inputs)
     exact_o, _ = attention_float64(*rows_first(inputs), case.factor, case.causal)
     assert relative_error(got[0], exact_o) <= 1.02 * relative_error(model_o, exact_o) + 1e-3 + STEP[case.o_dtype]
     assert relative_error(model_o, exact_o) <= 0.04
@@ -119,7 +122,7 @@ def test_scores_that_rise(
     k[..., :32] = 64.0 * (np.arange(430) // 64)[:, None]
     inputs = [x.astype(E4M3) for x in (q, k, v)]
     got = run_twice(opened, "fp8", case, inputs)
-    compare(case, got, inputs, 7 * abs(step))
+    compare(opened, case, got, inputs, 7 * abs(step))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -135,7 +138,7 @@ def test_large_scores_that_differ_by_little(
     q[..., 40], k[..., 40] = 1, np.rint(4 * rng.standard_normal((1, 1, 530))).clip(-12, 12)
     inputs = [x.astype(E4M3) for x in (q, k, v)]
     o, lse = run_twice(opened, "fp8", case, inputs)
-    model_o, model_lse = model(inputs, case.factor, case.causal)
+    model_o, model_lse = model(opened, inputs, case.factor, case.causal)
     assert relative_error(o, model_o) <= 1e-3
     np.testing.assert_allclose(lse, model_lse, rtol=2e-7)
 
@@ -146,7 +149,7 @@ def test_enormous_scales_choose_the_largest_score(opened: OpenDevice, rng: np.ra
     case = Case(1, 2, 2, 70, 150, 64, "bottom-right", "float8_e4m3fn", "float32", scale)
     inputs = [rng.standard_normal((1, 2, rows, 64)).astype(E4M3) for rows in (70, 150, 150)]
     o, lse = run_twice(opened, "fp8", case, inputs)
-    model_o, model_lse = model(inputs, scale, case.causal)
+    model_o, model_lse = model(opened, inputs, scale, case.causal)
     assert relative_error(o, model_o) <= 1e-2
     np.testing.assert_allclose(lse, model_lse, rtol=1e-6)
 

@@ -154,16 +154,24 @@ def e4m3_weights(x: Array) -> Array:
     return rounded
 
 
-def e4m3_sums(p: Array) -> Array:
-    """Sums of P in e4m3 of a tile: a lane adds keys 8 n + 2 t + i over n in f16; these sums are added exactly."""
+def e4m3_sums(p: Array, odd: int = 0) -> Array:
+    """Sums of P in e4m3 of a tile: a lane adds keys 8 n + 2 t + i over n in f16; these sums are added exactly.
+
+    odd: in odd n, 2 t + i ^ odd stands for 2 t + i.
+    """
     keys = p.shape[-1]
     tile = np.zeros((*p.shape[:-1], -(-keys // 8) * 8), np.float16)
     tile[..., :keys] = p
     sums = np.zeros((*p.shape[:-1], 8), np.float16)
-    for first in range(0, tile.shape[-1], 8):
-        sums += tile[..., first : first + 8]
+    for n in range(tile.shape[-1] // 8):
+        sums += tile[..., 8 * n + (np.arange(8) ^ odd * (n % 2))]
     total: Array = sums.astype(np.float64).sum(-1)
     return total
+
+
+def fp8_sums(p: Array) -> Array:
+    """Sums of P as the kernels of SM120 in fp8 add them."""
+    return e4m3_sums(p, 4)
 
 
 def exact_sums(p: Array) -> Array:
@@ -207,7 +215,8 @@ ROUNDINGS = {
     "mxfp8, sm_90": Rounding(mx, mx, e4m3_weights, exact_sums),
     "nvfp4": Rounding(nvfp4, nvfp4_keys, nvfp4_weights, exact_sums),
     "nvfp4_mxfp8": Rounding(nvfp4, mx, e4m3_weights, exact_sums),
-    "fp8": Rounding(as_given, as_given, e4m3_weights, exact_sums),
+    "fp8": Rounding(as_given, as_given, e4m3_weights, fp8_sums),
+    "fp8, sums by products": Rounding(as_given, as_given, e4m3_weights, exact_sums),
 }
 
 
