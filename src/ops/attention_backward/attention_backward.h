@@ -58,6 +58,14 @@ bool backward_has_quads(const struct backward *b, int result);
 /* Choose whether the sums of dq live in a ring, and the group, after the splits. */
 void backward_choose_ring(const struct device *device, struct backward *b);
 
+/* The heads of k and v that run at once: as many as L2 holds the sums of dq of, and q and dout, which in 16 bits have
+ * as many bytes as the sums. Else each CTA would read and write these in DRAM. With a right edge, as causal calls have,
+ * the walks take half of them. At least 1, and at most as many as the kernel allows. */
+int64_t backward_held_heads(const struct device *device, const struct backward *b);
+
+/* A group of at most so many heads of k and v, so that all groups are as even as they can be. */
+int64_t backward_even_group(const struct backward *b, int64_t most);
+
 /* Choose the group and the tiles of a turn of a deterministic call, after the ring. */
 void backward_choose_turns(const struct device *device, struct backward *b);
 

@@ -6,11 +6,9 @@
 enum { DQ_TILES = 2 }; /* tiles of queries in whose time zeros and dq of one are written without a ring */
 
 /* The heads of k and v whose tiles take turns without a ring. */
-static int64_t whole_group(const struct backward *b) {
-    const struct kernel_record *const record = kernel_records + b->main;
-    const int64_t heads = record->group_rows / b->args->kv_rows;
-    const bool takes_turns = attention_reach(&b->forward).has_right;
-    return !takes_turns || heads < 1 ? 1 : heads < record->group_heads ? heads : record->group_heads;
+static int64_t whole_group(const struct device *device, const struct backward *b) {
+    const int64_t heads = kernel_records[b->main].group_rows / b->args->kv_rows, held = backward_held_heads(device, b);
+    return !attention_reach(&b->forward).has_right || heads < 1 ? 1 : heads < held ? heads : held;
 }
 
 /* By how many tiles of queries, of all CTAs that the device holds, the last group ends late. Its longest walks begin
@@ -43,7 +41,7 @@ static bool lay_out(struct backward *b, int64_t group, int64_t held) {
 void backward_choose_ring(const struct device *device, struct backward *b) {
     const struct kernel_record *const main = kernel_records + b->main;
     const int64_t held = resident_ctas(device, main, main->shared) * device->info.multiprocessors;
-    const int64_t whole = whole_group(b), late = late_tiles(b, whole, held);
+    const int64_t whole = whole_group(device, b), late = late_tiles(b, whole, held);
     const bool can_ring =
         b->call.is_uniform && b->args->cu_seqlens_q == 0 && b->args->deterministic == 0 && backward_has_quads(b, DQ);
     int64_t best = 0, most = 0;
@@ -57,7 +55,7 @@ void backward_choose_ring(const struct device *device, struct backward *b) {
     }
     b->ring.is_used = best > 0 && lay_out(b, best, held);
     if (!b->ring.is_used) {
-        b->group = whole;
+        b->group = backward_even_group(b, whole);
         b->ring.slots = b->slots;
         b->ring.first_head = 0;
     }

@@ -1,4 +1,4 @@
-/* In which order a deterministic call visits its tiles, and how often their adds to dq wait. No bit depends on it. */
+/* How many heads run at once, and how often the adds to dq of a deterministic call wait. Its bits depend on neither. */
 #include "ops/attention_backward/attention_backward.h"
 #include "ops/resident.h"
 
@@ -8,14 +8,15 @@ enum {
     DELAY_PART = 8      /* the last CTA of the first ones may begin late by such a part of the time of the kernel */
 };
 
-/* The heads of k and v whose tiles take turns: as many as L2 holds the sums of dq of, and q and dout, which in 16 bits
- * have as many bytes as the sums. Else each CTA would read and write these in DRAM. With a right edge, as causal calls
- * have, the walks take half of them. */
-static int64_t turn_heads(const struct device *device, const struct backward *b) {
-    const int64_t heads = b->args->batch * b->args->kv_heads, halves = attention_reach(&b->forward).has_right ? 1 : 2;
+int64_t backward_held_heads(const struct device *device, const struct backward *b) {
+    const int64_t halves = attention_reach(&b->forward).has_right ? 1 : 2;
     const int64_t bytes = halves * (b->args->heads / b->args->kv_heads) * b->q_tiles * b->tile_bytes;
-    const int64_t held = device->info.l2_bytes / 10 * L2_PART / bytes, limit = kernel_records[b->main].group_heads;
-    const int64_t most = held < 1 ? 1 : held < limit ? held : limit, groups = (heads + most - 1) / most;
+    const int64_t held = device->info.l2_bytes / 10 * L2_PART / bytes, most = kernel_records[b->main].group_heads;
+    return held < 1 ? 1 : held < most ? held : most;
+}
+
+int64_t backward_even_group(const struct backward *b, int64_t most) {
+    const int64_t heads = b->args->batch * b->args->kv_heads, groups = (heads + most - 1) / most;
     return (heads + groups - 1) / groups;
 }
 
@@ -24,7 +25,7 @@ void backward_choose_turns(const struct device *device, struct backward *b) {
     if (b->args->deterministic == 0) {
         return;
     }
-    b->group = turn_heads(device, b);
+    b->group = backward_even_group(b, backward_held_heads(device, b));
     const struct kernel_record *const main = kernel_records + b->main;
     const struct reach reach = attention_reach(&b->forward);
     const int64_t held = resident_ctas(device, main, main->shared) * device->info.multiprocessors;
