@@ -26,8 +26,11 @@ _LEAST = 0.001  # least part of its own speed that a CTA keeps beside older CTAs
 _POWER = 5  # of the bounds that add up, with loads that wait as long as DRAM's load makes them
 _MOSTLY = 0.9  # of an SM's time that its additions take, if they bound it
 _STAGGER = 700  # clocks between the starts of CTAs on an SM, so that they do not run in step
-_SHAPE = re.compile(r"[HQOI]MMA\.(?:SF\.)?(?:SP\.)?(16\d\d\d|1688|168128|168256)")
-_FLOPS = {"1688": 2048, "16816": 4096, "16832": 8192, "16864": 16384, "168128": 32768, "168256": 65536}
+_SHAPE = re.compile(r"[HQOI]MMA\.(?:SF\.)?(?:SP\.)?(\d+)\b")
+_FLOPS = {
+    "1684": 1024, "8816": 2048, "1688": 2048, "16816": 4096, "16832": 8192, "16864": 16384, "168128": 32768,
+    "168256": 65536,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Prediction:
 def flops_of(opcode: str) -> int:
     """Return the multiplications and additions of a matrix instruction, 0 for others."""
     found = _SHAPE.match(opcode)
-    return _FLOPS[found[1]] if found else 0
+    return _FLOPS.get(found[1], 0) if found else 0
 
 
 @dataclasses.dataclass(frozen=True)

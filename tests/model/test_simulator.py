@@ -520,7 +520,8 @@ def test_recorded_ctas_follow_each_other(each: tuple[float, ...], ctas: int, wan
     [
         ("HMMA.16816.F32.BF16", 2 * 16 * 8 * 16), ("HMMA.1688.F32.TF32", 2 * 16 * 8 * 8),
         ("QMMA.SF.16832.F32.E4M3.E4M3.E8", 2 * 16 * 8 * 32), ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", 2 * 16 * 8 * 64),
-        ("IMMA.16832.S8.S8", 2 * 16 * 8 * 32), ("FFMA", 0),
+        ("IMMA.16832.S8.S8", 2 * 16 * 8 * 32), ("IMMA.8816.S8.S8", 2 * 8 * 8 * 16), ("FFMA", 0),
+        ("HMMA.1684.F32.TF32", 2 * 16 * 8 * 4), ("OMMA.SF.SP.168128.F32.E2M1.E2M1.UE4M3.4X", 2 * 16 * 8 * 128),
     ],
 )  # fmt: skip
 def test_operations_of_matrix_instructions(opcode: str, flops: int) -> None:
