@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pysm120.machine_code.sass import Function, Instruction
 
@@ -38,19 +38,23 @@ def own_rows(function: Function, executed: Mapping[int, int]) -> dict[int, list[
     return {n: [row for row in rows if homes[row] == 1] for n, rows in found.items()}
 
 
-def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
+def blocks(function: Function, executed: Mapping[int, int], single: Collection[int] = ()) -> dict[int, int]:
     """Return how often blocks ran, for the blocks that have statements of their own.
 
     A block with all rounds of a loop, each of which has the code of most statements n times, ran an nth as often as
-    they. It has other statements too, which say so.
+    they. It has other statements too, which say so. If the block alone is the loop, and all statements may be copied,
+    those of ``single`` say so: the lines of accesses of memory that are one instruction each.
 
     ptxas moves statements of a branch's arm into the block before it, where they may outnumber its own. A barrier
     without a guard does not move: where a block has some, they alone say how often it ran.
 
     ptxas moves statements of a loop before it, too. So what only leads to a loop, and what is in no loop, says nothing
     where its statements ran more often than it can have.
+
+    A block that leads to another one alone, or to it around another block, ran no more often than that one. If most of
+    its statements say otherwise, others of them are asked: the first ones come from arms behind the block.
     """
-    found = _told(function, executed)
+    found = _told(function, executed, single)
     once, before = next((executed[row] for row in sorted(executed) if executed[row]), 0), _before(function)
     inside, headers = {b for loop in function.loops for b in loop.blocks}, {loop.header for loop in function.loops}
     for n in sorted(found):
@@ -59,6 +63,7 @@ def blocks(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
         most = sum(count or 0 for count in counts) if leads else math.inf if n in inside else once
         if found[n] > most:
             del found[n]
+    _raise_to_neighbours(function, executed, found)
     return found
 
 
@@ -71,7 +76,38 @@ def _before(function: Function) -> list[list[int]]:
     return found
 
 
-def _told(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
+def _least(function: Function, told: Mapping[int, int], before: Sequence[Sequence[int]], block: int) -> int:
+    """Return how often a block ran at least: as often as what only it leads to, and what leads to it alone."""
+    # Of the warps that a block with a guarded EXIT leads on, some may have ended.
+    ends = [function.instructions[block.last - 1].base == "EXIT" for block in function.blocks]
+    ways = [() if end else block.successors for end, block in zip(ends, function.blocks, strict=True)]
+    after = (told.get(s, 0) for s in ways[block] if before[s] == [block])
+    into = (
+        told.get(n, 0)
+        for n in before[block]
+        if n != block and ways[n] and all(s == block or (before[s] == [n] and set(ways[s]) == {block}) for s in ways[n])
+    )
+    return max((*after, *into), default=0)
+
+
+def _raise_to_neighbours(function: Function, executed: Mapping[int, int], told: dict[int, int]) -> None:
+    """Correct the counts of blocks that ran less often than their neighbours say, or leave them to the flow."""
+    before, rows = _before(function), own_rows(function, executed)
+    changed = True
+    while changed:
+        changed = False
+        for n in [*told]:
+            least = _least(function, told, before, n)
+            if told[n] >= least:
+                continue
+            changed = True
+            if counts := Counter(executed[row] for row in rows[n] if executed[row] >= least):
+                told[n] = counts.most_common(1)[0][0]
+            else:
+                del told[n]
+
+
+def _told(function: Function, executed: Mapping[int, int], single: Collection[int]) -> dict[int, int]:
     """Return how often blocks ran, by what their own statements say."""
     found, starts = {}, sorted(executed)
     for n, rows in own_rows(function, executed).items():
@@ -88,7 +124,10 @@ def _told(function: Function, executed: Mapping[int, int]) -> dict[int, int]:
         count = counts.most_common(1)[0][0]
         copies = copies_of(starts, code)
         each = Counter(copies[row] for row in set(rows) if executed[row] == count).most_common(1)[0][0]
-        found[n] = count // each if count and count % each == 0 and count // each in counts else count
+        alone = n in block.successors and each > 1
+        accesses = {row for row in rows if row in single}
+        is_copied = count // each in counts or (alone and accesses and {copies[row] for row in accesses} == {each})
+        found[n] = count // each if count and count % each == 0 and is_copied else count
     return found
 
 

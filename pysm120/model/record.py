@@ -19,7 +19,17 @@ from pysm120.model import work as works
 from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.model.paths import compute_warps
 from pysm120.model.problem import BACKWARD, Problem, tile_of
-from pysm120.model.recorded import Launch, Recording, adds_of, banks_of, executed_of, in_shared, reuse_of, sectors_of
+from pysm120.model.recorded import (
+    Launch,
+    Recording,
+    adds_of,
+    banks_of,
+    executed_of,
+    in_shared,
+    reuse_of,
+    sectors_of,
+    single_of,
+)
 from pysm120.observe import watch
 from pysm120.observe.profile import Counts, Statement
 from pysm120.runtime.device import Device
@@ -283,7 +293,8 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
     of_kernel = [row["bytes"] for row in rows if row["kernel"] == function.name]
     copied = sum(int(counts.get(path, 0)) for counts in of_kernel for path in _BULK) / ctas
     launch = Launch(executed, ctas, 0, banks, sectors, reuse_of(statements, function.name), copied)
-    launch = launch._replace(adds=adds_of(statements, function.name, ctas))
+    adds, single = adds_of(statements, function.name, ctas), single_of(statements, function.name)
+    launch = launch._replace(adds=adds, single=single)
     if len({number for number, _ in each}) == len(each) == ctas:  # one launch, without clusters
         mean = sum(count for _, count in each) / len(each)
         launch = launch._replace(each=[count / mean for _, count in sorted(each)])

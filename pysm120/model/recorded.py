@@ -27,6 +27,7 @@ _NOT_IN_L1 = re.compile(r"\.STRONG\b")  # volatile loads
 # Opcodes of PTX that may access global memory.
 _ACCESS = re.compile(r"(?:ldu?|st|cp\.async|red|atom|wmma\.(?:load|store))$")
 _KEPT = re.compile(r"ldu?$|wmma\.load$")  # that L1 keeps
+_SINGLE = re.compile(r"ldu?$|st$|atom$|red$")  # of one instruction each
 _EXTENDED = re.compile(r"\.E\b")  # 64-bit addresses
 _PREDICATES = 7  # P0 to P6
 _MANY = 1024  # rounds
@@ -140,7 +141,8 @@ class Launch(NamedTuple):
     that CTAs touch again, by distance. ``copied``: the bytes that bulk copies of a CTA load and store, if known.
     ``l1_bytes``: the L1 of a CTA in the profile. ``together``: the CTAs that shared it on one SM; 0: none did.
     ``each``: the instructions of each CTA, by its number in the grid, as a share of the average; empty if unknown.
-    ``adds``: the additions to global memory, if there are any and their lines are known.
+    ``adds``: the additions to global memory, if there are any and their lines are known. ``single``: the lines of
+    accesses of memory that are one instruction each, if that is known.
     """
 
     executed: Mapping[int, int]
@@ -154,6 +156,7 @@ class Launch(NamedTuple):
     together: int = 0
     each: Sequence[float] = ()
     adds: Adds | None = None
+    single: Collection[int] = frozenset()
 
     def shares(self, ctas: int) -> list[float]:
         """Return the work of each CTA of a launch as a share of the average; empty if all are alike, or unknown.
@@ -182,6 +185,17 @@ def executed_of(statements: Sequence[Statement], entry: str) -> dict[int, int]:
         message = f"the profile does not have {entry}; it has {others}"
         raise InvalidArgumentError(message)
     return found
+
+
+def single_of(statements: Sequence[Statement], entry: str) -> frozenset[int]:
+    """Return the lines of accesses of memory that are one instruction each: all but those of wmma and cp.async."""
+    return frozenset(
+        one.row
+        for one in statements
+        if one.kernel == entry
+        and _SINGLE.match(one.opcode)
+        and (one.counts.global_accesses or one.counts.shared_accesses)
+    )
 
 
 def banks_of(statements: Sequence[Statement], entry: str) -> dict[int, Banks]:
@@ -328,7 +342,7 @@ class Recording:
         self.handovers: Recorded | None = None
         self.why_not = "they were not recorded"
         self.share, self.beside = 1.0, 0
-        self._counts = [blocks(function, launch.executed) for launch in launches]
+        self._counts = [blocks(function, launch.executed, launch.single) for launch in launches]
         self.loop = loop or (function.main_loop() if function.loops else Loop(0, ()))
         self._edges = [edges(function, counts) for counts in self._counts]
         self._rows = sorted(launches[-1].executed)

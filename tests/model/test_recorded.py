@@ -65,7 +65,44 @@ def test_a_barrier_says_how_often_a_block_ran_with_more_code_of_an_arm() -> None
     twice = [*code[:5], (20, Op("BAR.SYNC.DEFER_BLOCKING 0x0")), *code[5:]]  # an unrolled round has it twice
     assert list(block_counts.blocks(of_lines(twice), executed).values()) == [6, 24, 6]
     guarded = [(line, Op("@P1 BAR.SYNC.DEFER_BLOCKING 0x0", label=".L_x_1") if line == 20 else op) for line, op in code]
-    assert list(block_counts.blocks(of_lines(guarded), executed).values()) == [6, 0, 6]
+    executed_elsewhere = executed | {10: 0, 70: 0}  # a guarded barrier says no more than any other statement
+    assert list(block_counts.blocks(of_lines(guarded), executed_elsewhere).values()) == [0, 0, 0]
+
+
+def test_a_block_runs_at_least_as_often_as_what_leads_to_it_alone() -> None:
+    """Most statements of a block may come from an arm behind it, which ran less often, and say too little."""
+    arm = [(30, Op("FADD R2, R2, R3")), (31, Op("FADD R4, R2, R3")), (32, Op("FADD R5, R4, R3"))]
+    code = [
+        (10, Op("MOV R1, RZ")),
+        (20, Op("ISETP.NE.AND P0, PT, R0, RZ, PT", label=".L_x_1")),
+        *arm,
+        (20, Op("@P0 BRA `(.L_x_2)")),
+        (40, Op("FMUL R4, R4, R3")),
+        (33, Op("FMUL R6, R4, R3", label=".L_x_2")),  # of the same arm, guarded
+        (60, Op("@P2 BRA `(.L_x_1)")),
+        (70, Op("EXIT")),
+    ]
+    executed = {10: 6, 20: 48, 30: 12, 31: 12, 32: 12, 40: 36, 33: 12, 60: 48, 70: 6}
+    assert block_counts.blocks(of_lines(code), executed) == {0: 6, 1: 48, 2: 36, 3: 48, 4: 6}
+
+
+def test_a_loop_that_is_one_block_may_have_every_statement_several_times() -> None:
+    """Where the end of the loop has one copy for n rounds, the accesses of memory tell n."""
+    load, add = (20, Op("LDG.E R2, [R8.64]")), (30, Op("FADD R4, R4, R2"))
+    code = [
+        (10, Op("MOV R1, RZ")),
+        (20, Op("LDG.E R2, [R8.64]", label=".L_x_1")),
+        *[add, load] * 3,
+        add,
+        (40, Op("IADD3 R1, R1, 0x4, RZ")),
+        (40, Op("@P2 BRA `(.L_x_1)")),
+        (50, Op("EXIT")),
+    ]
+    executed = {10: 6, 20: 192, 30: 192, 40: 192, 50: 6}
+    assert block_counts.blocks(of_lines(code), executed, {20}) == {0: 6, 1: 48, 2: 6}
+    assert block_counts.blocks(of_lines(code), executed) == {0: 6, 1: 192, 2: 6}  # line 20 may be four instructions
+    less = [*code[:4], *code[5:]]  # a copy of a load is missing
+    assert block_counts.blocks(of_lines(less), executed, {20}) == {0: 6, 1: 192, 2: 6}
 
 
 def test_blocks_run_as_often_as_statements_of_their_own() -> None:
