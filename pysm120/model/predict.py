@@ -224,7 +224,8 @@ def l2_bytes(model: KernelModel, rounds: Sequence[float], *, requests: bool = Fa
     if _copied(model) is not None:
         rings = ()  # all_l2_bytes() has them
     once += sum(ring.bytes * ring.once for ring in rings)
-    each = moved(paths.around, {*global_memory, "copy_async"}) + sum(ring.bytes * ring.each for ring in rings)
+    each = _of_round(model, lambda way: moved(way, {*global_memory, "copy_async"}))
+    each += sum(ring.bytes * ring.each for ring in rings)
     if not paths.around:
         once += moved(paths.before, {"copy_async"})
     once += beside({"copy_async"})
@@ -234,8 +235,18 @@ def l2_bytes(model: KernelModel, rounds: Sequence[float], *, requests: bool = Fa
 def stored_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes that the CTAs of a launch store, without bulk copies."""
     paths = model.paths
-    once, each = (_moved(model, way, {"store_global"}) for way in ([*paths.before, *paths.behind], paths.around))
+    once = _moved(model, [*paths.before, *paths.behind], {"store_global"})
+    each = _of_round(model, lambda way: _moved(model, way, {"store_global"}))
     return (once + _beside(model, {"store_global"})) * len(rounds) + each * sum(rounds)
+
+
+def _of_round(model: KernelModel, count: Callable[[Sequence[Step]], float]) -> float:
+    """Return what the steps of a round count to on average: rounds take different branches."""
+    if not model.paths.around:
+        return 0.0
+    ways = model.paths.rounds(TYPICAL)
+    known = {id(way): count(way) for way in ways}
+    return sum(known[id(way)] for way in ways) / len(ways)
 
 
 def _beside(model: KernelModel, kinds: set[str], *, requests: bool = False) -> float:
@@ -278,7 +289,8 @@ def all_l2_bytes(
 def add_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes that the CTAs of a launch add to L2."""
     paths = model.paths
-    once, each = (sum(step.added for step in way) for way in ([*paths.before, *paths.behind], paths.around))
+    once = sum(step.added for step in (*paths.before, *paths.behind))
+    each = _of_round(model, lambda way: sum(step.added for step in way))
     beside = sum(step.added for way in paths.beside for step in way)
     return float((model.warps * once + beside) * len(rounds) + model.warps * each * sum(rounds))
 
@@ -297,7 +309,8 @@ def _add_clocks(model: KernelModel, adds: float, ctas: int) -> float:
 def _requested(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes of the requests with which the CTAs of a launch store."""
     paths = model.paths
-    once, each = (sum(step.stored for step in way) for way in ([*paths.before, *paths.behind], paths.around))
+    once = sum(step.stored for step in (*paths.before, *paths.behind))
+    each = _of_round(model, lambda way: sum(step.stored for step in way))
     beside = sum(step.stored for way in paths.beside for step in way)
     return (model.warps * once + beside) * len(rounds) + model.warps * each * sum(rounds)
 

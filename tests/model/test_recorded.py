@@ -105,6 +105,26 @@ def test_a_loop_that_is_one_block_may_have_every_statement_several_times() -> No
     assert block_counts.blocks(of_lines(less), executed, {20}) == {0: 6, 1: 192, 2: 6}
 
 
+def test_bytes_of_an_arm_count_in_the_rounds_that_take_it() -> None:
+    """Two warps load in one of four rounds, and store in the others."""
+    code = [
+        (10, Op("MOV R1, RZ")),
+        (20, Op("ISETP.NE.AND P0, PT, R0, RZ, PT", label=".L_x_1")),
+        (20, Op("@P0 BRA `(.L_x_2)")),
+        (30, Op("LDG.E.128 R4, [R8.64]")),
+        (30, Op("BRA `(.L_x_3)")),
+        (40, Op("STG.E.128 [R8.64], R4", label=".L_x_2")),
+        (60, Op("HMMA.16816.F32 R4, R8, R12, R4", label=".L_x_3")),
+        (60, Op("@P2 BRA `(.L_x_1)")),
+        (70, Op("EXIT")),
+    ]
+    executed = {10: 2, 20: 32, 30: 8, 40: 24, 60: 32, 70: 2}
+    recording = Recording(of_lines(code), [Launch(executed, 1, 16)], 2)
+    model = kernel_model.build(chips.load("h200"), recording.function, 64, 1, recording=recording)
+    assert predict.stored_bytes(model, [16]) == 2 * 12 * 512
+    assert predict.l2_bytes(model, [16]) == 2 * 16 * 512
+
+
 def test_blocks_run_as_often_as_statements_of_their_own() -> None:
     k = function()
     launch = counts(3, 8, rare=2)
