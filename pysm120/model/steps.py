@@ -142,6 +142,9 @@ class Pipes:
         self.chip, self.wavefronts, self.sectors, self.written = chip, wavefronts, sectors, written
         self.warps, self.at_end = warps, 1 / math.sqrt(1 + rounds)
         self.spread, self.share = (float(chip.values.get(name, 0.0)) for name in ("line_spread", "line_share"))
+        # Of kernels with products: the share of lines that come from DRAM, 0 if unknown. Their loads wait for L2 in
+        # the simulation, and not for the slowest of several loads.
+        self.cold_share = float(chip.values["cold_share"]) if "cold_share" in chip.values else None
         self.names: list[str] = []
         self.port_clocks = float(chip["port_xu"]), float(chip["port_returned"])
         self.load_request, self.store_request = float(chip["load_request_bytes"]), float(chip["store_request_bytes"])
@@ -169,7 +172,7 @@ class Pipes:
         """Return the steps of a path; ``deeds`` has actions by address. New instructions are added to ``sources``."""
         places = {one.address: n for n, one in enumerate(sources)}
         steps = []
-        last_barrier = _last_barrier(path)
+        last_barrier, together = _last_barrier(path), self._together(path)
         for i, one in enumerate(path):
             # The guard is never true: the instruction is issued and does nothing.
             is_idle = one.predicate == "!PT"
@@ -186,7 +189,8 @@ class Pipes:
             conflicts = max(0, passes - ideal)
             latency, loaded, stored = timing.latency, 0.0, 0.0
             if not is_idle:
-                latency, loaded, stored = self.of_memory(one, timing.latency, meets=i < last_barrier)
+                lines = together.get(i, 0.0)
+                latency, loaded, stored = self.of_memory(one, timing.latency, meets=i < last_barrier, lines=lines)
             special, amount = _special(one)
             written, landing = 0.0, 0
             if special == "load":
@@ -222,6 +226,30 @@ class Pipes:
             )
         return steps
 
+    def _together(self, path: Sequence[Instruction]) -> dict[int, float]:
+        """Return the lines that a warp waits for together with those of each load of a path, by its index.
+
+        Loads are waited for together if nothing waits for one of them before the last one is issued.
+        """
+        found, group, barriers = dict[int, float](), list[int](), 0
+        for i, one in enumerate(path):
+            if one.wait_mask & barriers:
+                group, barriers = [], 0
+            if pipe_table.class_of(one.opcode) != "load_global" or one.predicate == "!PT" or one.write_barrier is None:
+                continue
+            group.append(i)
+            barriers |= 1 << one.write_barrier
+            lines = self._lines(one) + (found[group[0]] if len(group) > 1 else 0.0)
+            found |= dict.fromkeys(group, lines)
+        return found
+
+    def _lines(self, one: Instruction) -> float:
+        """Return the lines that a load of global memory has to wait for, on average."""
+        found = self.sectors(one)
+        if found is None:
+            return float(_LANES * pipe_table.lane_bytes(one)) / fetching.LINE_BYTES
+        return found.requests
+
     def l1_passes(self, one: Instruction) -> float:
         """Return the passes over the data of L1 that an access of global memory takes.
 
@@ -236,11 +264,14 @@ class Pipes:
         """Return the bytes of the requests of L2 that a load or cp.async makes."""
         return max(SECTOR_BYTES * found.fetched, self.load_request * found.requests)
 
-    def of_memory(self, one: Instruction, latency: float, *, meets: bool = False) -> tuple[float, float, float]:
+    def of_memory(
+        self, one: Instruction, latency: float, *, meets: bool = False, lines: float = 0.0
+    ) -> tuple[float, float, float]:
         """Return the latency of an instruction, and the bytes that it loads from L2 and stores.
 
         L1 gives what it holds sooner. A statement whose accesses need L2 in part has the average latency. ``meets``:
-        the warps of the CTA wait for each other at a barrier behind the access.
+        the warps of the CTA wait for each other at a barrier behind the access. ``lines``: of this load and of those
+        that the warp waits for together with it.
         """
         kind = pipe_table.class_of(one.opcode)
         if one.base in {"ATOM", "ATOMG"}:
@@ -250,14 +281,28 @@ class Pipes:
         found = self.sectors(one)
         if found is None:
             moved = float(_LANES * pipe_table.lane_bytes(one))
-            late = self.late(moved / fetching.LINE_BYTES, meets=meets)
-            return (latency + late, moved, 0.0) if kind == "load_global" else (latency, 0.0, moved)
+            if kind == "store_global":
+                return latency, 0.0, moved
+            return self._cold(latency, moved / fetching.LINE_BYTES, lines, meets=meets), moved, 0.0
         if kind == "store_global":
             return latency, 0.0, max(SECTOR_BYTES * found.touched, self.store_request * found.lines)
         of_l1 = self.chip.timing("load_local").latency
-        late = self.late(found.requests / found.missed, meets=meets) if found.missed else 0.0
+        own = found.requests / found.missed if found.missed else 0.0
+        latency = self._cold(latency, own, lines, meets=meets)
         waits = found.missed + found.pending  # what is on its way comes no sooner than from L2
-        return of_l1 + waits * (latency + late - of_l1), self.requested(found), 0.0
+        return of_l1 + waits * (latency - of_l1), self.requested(found), 0.0
+
+    def _cold(self, latency: float, own: float, lines: float, *, meets: bool) -> float:
+        """Return the latency of a load that misses L1, from that of one line.
+
+        ``own``: its lines; ``lines``: those of all loads that the warp waits for together.
+        """
+        lines = max(lines, own)
+        if self.cold_share is None:
+            return latency + self.late(lines, meets=meets)
+        of_l2 = float(self.chip.values["l2_latency"])
+        one_is_cold = 1 - math.pow(1 - self.cold_share, lines) if self.cold_share else 1.0
+        return of_l2 + (latency - of_l2) * one_is_cold + self.late(own, meets=meets)
 
     def at_first(self, one: Instruction, found: Sectors | None, name: str) -> float:
         """Return a latency of the chip for an access: of DRAM for lines that its CTA touches first, else of L2.

@@ -120,12 +120,13 @@ def fits(chip: Chip, tensor_bytes: float) -> bool:
     return tensor_bytes <= _KEPT * float(chip["l2_bytes"])
 
 
-def from_dram(chip: Chip, busy: float = 0.0, share: float = 0.0) -> Chip:
+def from_dram(chip: Chip, busy: float = 0.0, share: float = 0.0, *, some: bool = False) -> Chip:
     """Return the chip with the latency of DRAM for loads, those of cp.async among them.
 
     ``busy``: the share of the time in which DRAM is busy. The latency grows with it: on an H100 from 684 clocks to 760
     at 0.34, 880 at 0.68, 930 at 0.78, 1009 at 0.91 and about 1240 where all wait. ``share``: of the lines that come
-    from DRAM; what waits for several of them waits for the slowest.
+    from DRAM; what waits for several of them waits for the slowest. ``some``: a load waits for DRAM only if one of the
+    lines that the warp waits for comes from there.
     """
     load, linear, steep = chip.timing("load_global"), 0.3, 0.35
     longer = 1 + linear * busy + steep * busy**4
@@ -133,4 +134,5 @@ def from_dram(chip: Chip, busy: float = 0.0, share: float = 0.0) -> Chip:
     later = int(chip["async_latency"] + cold.latency - load.latency)
     values = {**chip.values, "async_latency": later, "line_spread": chip["dram_spread"], "line_share": share}
     values["l2_async_latency"] = chip["async_latency"]
+    values |= {"cold_share": share, "l2_latency": load.latency} if some else {}
     return dataclasses.replace(chip, values=values, timings={**chip.timings, "load_global": cold})

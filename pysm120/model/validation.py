@@ -144,7 +144,7 @@ def image_model(
     model = build(chip)
     if has_products and model.loop and not streams.fits(chip, tensor_bytes):
         late = streamed or kernel_model.loads_and_waits(model.function, model.loop)
-        return build(streams.from_dram(chip, busy, share)) if late else model
+        return build(streams.from_dram(chip, busy, share, some=True)) if late else model
     return model
 
 

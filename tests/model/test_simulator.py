@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -229,7 +230,7 @@ def test_latency_of_the_slowest_line(chip: Chip) -> None:
 def test_warps_meet_at_the_barriers_behind_a_load(chip: Chip) -> None:
     """A load waits for the lines of all four warps where a barrier follows, in a round also that of the next one."""
     cold = dataclasses.replace(chip, values=chip.values | {"line_spread": 50, "line_share": 1})
-    ops = [LOAD, Op("BAR.SYNC 0x0"), LOAD, Op("EXIT")]
+    ops = [LOAD, Op("BAR.SYNC 0x0", waits=1), LOAD, Op("EXIT")]
     function = sass.parse(listing("k", ops))["k"]
     straight = kernel_model.build(cold, function, 128, 1).paths.before
     assert [step.latency for step in straight if step.loaded] == [300 + 4 * 50] * 2  # the CTA's end is a barrier, too
@@ -237,6 +238,25 @@ def test_warps_meet_at_the_barriers_behind_a_load(chip: Chip) -> None:
     function = sass.parse(listing("k", [first, *ops[1:3], Op("@P0 BRA `(.L_x_1)", stall=5), Op("EXIT")]))["k"]
     around = kernel_model.build(cold, function, 128, 1).paths.around
     assert [step.latency for step in around if step.loaded] == [300 + 4 * 50] * 2
+
+
+def test_loads_that_a_warp_waits_for_together_wait_for_the_slowest_of_all(chip: Chip) -> None:
+    """Two loads of four lines each before the first wait, and one behind it."""
+    cold = dataclasses.replace(chip, values=chip.values | {"line_spread": 50, "line_share": 1})
+    ops = [LOAD, LOAD, Op("FADD R16, R16, R17", waits=1), LOAD, Op("EXIT")]
+    path = list(sass.parse(listing("k", ops))["k"].instructions)
+
+    def latencies(chip: Chip) -> list[int]:
+        return [step.latency for step in Pipes(chip).steps(path, {}, []) if step.loaded]
+
+    assert latencies(cold) == [300 + 3 * 50, 300 + 3 * 50, 300 + 2 * 50]
+    # Kernels with products wait for L2 in the simulation: only the lines of the load itself are late.
+    of_products = dataclasses.replace(cold, values=cold.values | {"cold_share": 0.0, "l2_latency": 200})
+    assert latencies(of_products) == [300 + 2 * 50] * 3
+    # A share of the lines comes from DRAM: one of eight, of which either load waits, or of four.
+    some = dataclasses.replace(cold, values=cold.values | {"cold_share": 0.1, "l2_latency": 200, "line_spread": 0})
+    eight, four = (math.ceil(200 + 100 * (1 - 0.9**lines)) for lines in (8, 4))
+    assert latencies(some) == [eight, eight, four]
 
 
 def test_ctas_start_at_a_rate(chip: Chip) -> None:
