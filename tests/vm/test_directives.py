@@ -47,6 +47,22 @@ def test_managed_variables(device: pysm120.Device) -> None:
             run(device, "", 1, before=text)
 
 
+def test_alignments(device: pysm120.Device) -> None:
+    """Static shared memory takes any alignment, from its begin on, as with ptxas; other variables take 4096 at most."""
+    before = ".shared .b8 x[20];\n.shared .align 16384 .b8 y[64];\n"
+    body = "mov.u32 r0, x; mov.u32 r1, y; st.shared.u32 [r1], r0; st.global.v2.u32 [out], {r0, r1};"
+    assert run(device, body, 2, before=before) == [1024, 1024 + 16384]
+    far = ".shared .b8 x[20];\n.shared .align 65536 .b8 y[64];\n"
+    for text, why in [
+        (".global .align 8192 .b8 z[4];", "a power of two up to 4096"),
+        (".extern .shared .align 8192 .b8 z[];", "a power of two up to 4096"),
+        (".shared .align 24 .b8 z[4];", "a power of two up to 1073741824"),
+        (far, "with 'y', static shared memory exceeds"),
+    ]:
+        with pytest.raises(pysm120.InvalidProgramError, match=why):
+            run(device, "mov.u32 r0, x; mov.u32 r1, y;" if text == far else "", 1, before=text)
+
+
 def test_variables_by_name(device: pysm120.Device) -> None:
     """The host finds the variables of a module, reads and sets them."""
     before = ".global .align 8 .f64 sums[2] = {0.5, 0.25};\n.const .align 4 .b8 bytes[4];\n.global .s16 low = -3;\n"

@@ -267,16 +267,17 @@ static void read_attribute(struct parser *p, enum space space) {
     expect(p, ')', "')'");
 }
 
-/* .shared .align 16 .b8 name[n], ...; after the state space. */
+/* .shared .align 16 .b8 name[n], ...; after the state space. As ptxas, static shared memory takes any alignment. */
 void read_variables(struct parser *p, enum space space, bool is_extern) {
+    const int64_t most = space == SPACE_SHARED && !is_extern ? INT64_C(1) << 30 : 4096;
     struct variable v = {.space = space, .is_extern = is_extern, .vector = 1};
     for (;;) {
         if (token_is(&p->token, ".align")) {
             token_next(p);
             const struct token at = p->token;
             const int64_t align = constant_integer(p);
-            if (align < 1 || align > 4096 || (align & (align - 1)) != 0) {
-                error_at(p, &at, "an alignment must be a power of two up to 4096");
+            if (align < 1 || align > most || (align & (align - 1)) != 0) {
+                error_at(p, &at, "an alignment must be a power of two up to %d", (int)most);
             }
             v.align = (uint32_t)align;
         } else if (token_is(&p->token, ".v2") || token_is(&p->token, ".v4")) {
