@@ -183,6 +183,8 @@ typedef struct sm120_profile_row {
                                       /* just before */
     uint64_t global_added_lines;      /* of global_lines: those that nobody in the launch had added to: red and atom */
     uint64_t global_added_words;      /* different addresses of each access, of red and atom */
+    uint64_t global_first_accesses;   /* of global_accesses: those of a pair of sectors, 64 bytes that L2 takes from */
+                                      /* DRAM together, which the CTA had not touched before, or only just before */
 } sm120_profile_row;
 
 /* Open a profile: the virtual device counts by statement in all launches from now on, which take about twice as long.

@@ -47,7 +47,7 @@ _COUNTS = (  # of a file
     "global_sectors", "global_lines", "global_l2_accesses", "global_l2_sectors", "shared_paired_accesses",
     "global_wavefronts",
 )  # fmt: skip
-_FIRST = "global_first_lines"  # older files lack it; in them, every line is the first
+_FIRST = {"global_first_lines": "global_lines", "global_first_accesses": "global_l2_accesses"}  # older files: all
 _LATER = ("global_pending_accesses", "global_added_lines", "global_added_words")  # older files lack them: 0
 _BULK = ("bulk global->shared", "bulk shared->global")  # additions are known from the code
 
@@ -270,7 +270,7 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
         fields = ("kernel", "row", "opcode", "global_reuse", "bytes", *_COUNTS)
         rows = [
             {name: one[name] for name in fields}
-            | {_FIRST: one.get(_FIRST, one["global_lines"])}
+            | {name: one.get(name, one[all_of]) for name, all_of in _FIRST.items()}
             | {name: one.get(name, 0) for name in _LATER}
             for one in document["statements"]
         ]
@@ -304,6 +304,6 @@ def of_file(function: sass.Function, path: Path, threads: int) -> Recording:
 
 
 def _statement(row: dict[str, Any]) -> Statement:
-    counts: dict[str, Any] = {name: int(row[name]) for name in (*_COUNTS, _FIRST, *_LATER)}
+    counts: dict[str, Any] = {name: int(row[name]) for name in (*_COUNTS, *_FIRST, *_LATER)}
     counts["global_reuse"] = {int(least): int(count) for least, count in row["global_reuse"].items()}
     return Statement(str(row["kernel"]), 0, "", 0, int(row["row"]), "", str(row["opcode"]), Counts(**counts))

@@ -74,7 +74,7 @@ class Sectors(NamedTuple):
     that have any. ``wavefronts``: passes over the data of L1. ``reuse``: sectors that a CTA touches again and no other
     CTA touches, by distance, of loads that L1 keeps. ``accesses``: those of the launch, with a lane that accesses.
     ``first``: share of the lines that the CTA had not touched before. ``pending``: share of accesses to what L1 has,
-    but may still be on its way.
+    but may still be on its way. ``cold``: share of the accesses that need L2 which touch what DRAM gives at once first.
     """
 
     touched: float
@@ -86,13 +86,14 @@ class Sectors(NamedTuple):
     accesses: int = 0
     first: float = 1.0
     pending: float = 0.0
+    cold: float = 1.0
 
     def times(self, share: float) -> "Sectors":
         """Return the average access if only a share of them has a lane that accesses."""
         return Sectors(
             share * self.touched, share * self.lines, share * self.fetched, share * self.missed,
             share * self.wavefronts, {least: share * n for least, n in self.reuse.items()}, self.accesses, self.first,
-            share * self.pending,
+            share * self.pending, self.cold,
         )  # fmt: skip
 
     def within(self, l1_bytes: float, profiled: float = PROFILED_L1) -> "Sectors":
@@ -228,8 +229,9 @@ def sectors_of(statements: Sequence[Statement], entry: str) -> dict[int, Sectors
             sectors, lines, fetched, missed, passes = (count / n for count in counts)
             again = {least: count / n for least, count in reuse.items()}
             first = c.global_first_lines / c.global_lines if c.global_lines else 1.0
+            cold = min(1.0, c.global_first_accesses / c.global_l2_accesses) if c.global_l2_accesses else 1.0
             pending = c.global_pending_accesses / n
-            found.setdefault(one.row, Sectors(sectors, lines, fetched, missed, passes, again, n, first, pending))
+            found.setdefault(one.row, Sectors(sectors, lines, fetched, missed, passes, again, n, first, pending, cold))
         elif _ACCESS.match(one.opcode):
             found.setdefault(one.row, Sectors(0.0))
     return found

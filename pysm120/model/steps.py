@@ -172,7 +172,7 @@ class Pipes:
         """Return the steps of a path; ``deeds`` has actions by address. New instructions are added to ``sources``."""
         places = {one.address: n for n, one in enumerate(sources)}
         steps = []
-        last_barrier, together = _last_barrier(path), self._together(path)
+        last_barrier, (together, arrived) = _last_barrier(path), self._together(path)
         for i, one in enumerate(path):
             # The guard is never true: the instruction is issued and does nothing.
             is_idle = one.predicate == "!PT"
@@ -190,7 +190,9 @@ class Pipes:
             latency, loaded, stored = timing.latency, 0.0, 0.0
             if not is_idle:
                 lines = together.get(i, 0.0)
-                latency, loaded, stored = self.of_memory(one, timing.latency, meets=i < last_barrier, lines=lines)
+                latency, loaded, stored = self.of_memory(
+                    one, timing.latency, meets=i < last_barrier, lines=lines, has_arrived=i in arrived
+                )
             special, amount = _special(one)
             written, landing = 0.0, 0
             if special == "load":
@@ -226,12 +228,14 @@ class Pipes:
             )
         return steps
 
-    def _together(self, path: Sequence[Instruction]) -> dict[int, float]:
+    def _together(self, path: Sequence[Instruction]) -> tuple[dict[int, float], set[int]]:
         """Return the lines that a warp waits for together with those of each load of a path, by its index.
 
-        Loads are waited for together if nothing waits for one of them before the last one is issued.
+        Loads are waited for together if nothing waits for one of them before the last one is issued. Besides, return
+        the loads of which nothing is on its way any more: none of those that are waited for together misses L1, so
+        what they load was asked for before the last wait.
         """
-        found, group, barriers = dict[int, float](), list[int](), 0
+        found, group, barriers, arrived = dict[int, float](), list[int](), 0, set[int]()
         for i, one in enumerate(path):
             if one.wait_mask & barriers:
                 group, barriers = [], 0
@@ -241,7 +245,8 @@ class Pipes:
             barriers |= 1 << one.write_barrier
             lines = self._lines(one) + (found[group[0]] if len(group) > 1 else 0.0)
             found |= dict.fromkeys(group, lines)
-        return found
+            arrived = arrived.difference(group) if lines else arrived.union(group)
+        return found, arrived
 
     def _lines(self, one: Instruction) -> float:
         """Return the lines that a load of global memory has to wait for, on average."""
@@ -265,13 +270,13 @@ class Pipes:
         return max(SECTOR_BYTES * found.fetched, self.load_request * found.requests)
 
     def of_memory(
-        self, one: Instruction, latency: float, *, meets: bool = False, lines: float = 0.0
+        self, one: Instruction, latency: float, *, meets: bool = False, lines: float = 0.0, has_arrived: bool = False
     ) -> tuple[float, float, float]:
         """Return the latency of an instruction, and the bytes that it loads from L2 and stores.
 
         L1 gives what it holds sooner. A statement whose accesses need L2 in part has the average latency. ``meets``:
         the warps of the CTA wait for each other at a barrier behind the access. ``lines``: of this load and of those
-        that the warp waits for together with it.
+        that the warp waits for together with it. ``has_arrived``: nothing that it loads is on its way any more.
         """
         kind = pipe_table.class_of(one.opcode)
         if one.base in {"ATOM", "ATOMG"}:
@@ -283,36 +288,47 @@ class Pipes:
             moved = float(_LANES * pipe_table.lane_bytes(one))
             if kind == "store_global":
                 return latency, 0.0, moved
-            return self._cold(latency, moved / fetching.LINE_BYTES, lines, meets=meets), moved, 0.0
+            return self._cold(latency, moved / fetching.LINE_BYTES, lines, 1.0, meets=meets), moved, 0.0
         if kind == "store_global":
             return latency, 0.0, max(SECTOR_BYTES * found.touched, self.store_request * found.lines)
         of_l1 = self.chip.timing("load_local").latency
         own = found.requests / found.missed if found.missed else 0.0
-        latency = self._cold(latency, own, lines, meets=meets)
-        waits = found.missed + found.pending  # what is on its way comes no sooner than from L2
+        latency = self._cold(latency, own, lines, self._first(one, found), meets=meets)
+        # What is on its way comes no sooner than from L2.
+        waits = found.missed + (0.0 if has_arrived else found.pending)
         return of_l1 + waits * (latency - of_l1), self.requested(found), 0.0
 
-    def _cold(self, latency: float, own: float, lines: float, *, meets: bool) -> float:
+    def _cold(self, latency: float, own: float, lines: float, first: float, *, meets: bool) -> float:
         """Return the latency of a load that misses L1, from that of one line.
 
-        ``own``: its lines; ``lines``: those of all loads that the warp waits for together.
+        ``own``: its lines; ``lines``: those of all loads that the warp waits for together. ``first``: the share of what
+        the CTA touches first. If a share p of all lines comes from DRAM, p / first of these do, and none of the others:
+        what a warp waits for is either all touched first, or not at all.
         """
         lines = max(lines, own)
         if self.cold_share is None:
             return latency + self.late(lines, meets=meets)
         of_l2 = float(self.chip.values["l2_latency"])
-        one_is_cold = 1 - math.pow(1 - self.cold_share, lines) if self.cold_share else 1.0
-        return of_l2 + (latency - of_l2) * one_is_cold + self.late(own, meets=meets)
+        share = min(1.0, self.cold_share / first) if first else 0.0
+        one_is_cold = 1 - math.pow(1 - share, lines) if self.cold_share else 1.0
+        return of_l2 + (latency - of_l2) * one_is_cold * first + self.late(own, meets=meets)
 
     def at_first(self, one: Instruction, found: Sectors | None, name: str) -> float:
-        """Return a latency of the chip for an access: of DRAM for lines that its CTA touches first, else of L2.
+        """Return a latency of the chip for an access: of DRAM for what its CTA touches first, else of L2.
 
-        An access that asks L2 for whole lines has the average latency of its lines. Of any other access the sectors
-        that the CTA has not touched may come from DRAM whatever else it touched of their lines.
+        A statement has the average latency of its accesses, or of their lines.
         """
-        first = float(self.chip[name])
-        of_l2 = float(self.chip.values.get(f"l2_{name}", first))
-        return of_l2 + (first - of_l2) * (found.first if found and _WHOLE_LINES.search(one.opcode) else 1.0)
+        of_dram = float(self.chip[name])
+        of_l2 = float(self.chip.values.get(f"l2_{name}", of_dram))
+        return of_l2 + (of_dram - of_l2) * (self._first(one, found) if found else 1.0)
+
+    @staticmethod
+    def _first(one: Instruction, found: Sectors) -> float:
+        """Return the share of an access that its CTA touches first, of what L2 takes from DRAM at once.
+
+        L2 takes pairs of sectors, and whole lines for an access that asks for them.
+        """
+        return found.first if _WHOLE_LINES.search(one.opcode) else found.cold
 
     def late(self, lines: float, *, meets: bool) -> float:
         """Return by how much the slowest of a load's lines is later than one alone.

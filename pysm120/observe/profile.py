@@ -51,6 +51,9 @@ class Counts:
         Passes over the data of L1 that loads of global memory take.
     global_first_lines : int
         Those of ``global_lines`` that the CTA had not touched before.
+    global_first_accesses : int
+        Those of ``global_accesses`` that touch a pair of sectors, 64 bytes which L2 takes from DRAM together, that the
+        CTA had not touched before, or that a warp may have asked for only just before, as below.
     global_pending_accesses : int
         Loads that L1 has all sectors of, but some of which a warp may have asked for only just before: fewer than 32 of
         its statements, counted from the begin of its CTA.
@@ -87,6 +90,7 @@ class Counts:
     global_pending_accesses: int = 0
     global_added_lines: int = 0
     global_added_words: int = 0
+    global_first_accesses: int = 0
     tensor_flops: int = 0
     bytes: dict[str, int] = dataclasses.field(default_factory=dict)
     global_reuse: dict[int, int] = dataclasses.field(default_factory=dict)

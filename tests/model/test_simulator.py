@@ -259,6 +259,36 @@ def test_loads_that_a_warp_waits_for_together_wait_for_the_slowest_of_all(chip: 
     assert latencies(some) == [eight, eight, four]
 
 
+def test_what_a_warp_has_waited_for_is_not_on_its_way(chip: Chip) -> None:
+    """Loads of sectors that another one asked for: before the first wait they are on their way, behind it they hit L1.
+
+    PTX has all three together. ptxas may put a wait between them, so that registers are used again.
+    """
+    ops = [LOAD, LOAD, Op("FADD R16, R16, R17", waits=1), LOAD, Op("EXIT")]
+    path = list(sass.parse(listing("k", ops))["k"].instructions)
+    found = {path[0].address: Sectors(16, 4, 16, 1)}  # the other two have the same sectors
+    pipes = Pipes(chip, sectors=lambda one: found.get(one.address, Sectors(16, 4, 0, 0, pending=1)))
+    assert [step.latency for step in pipes.steps(path, {}, []) if step.latency >= 40] == [300, 300, 40]
+
+
+def test_dram_gives_two_sectors_at_once(chip: Chip) -> None:
+    """Half of the accesses find their four lines in L2, so that twice the share of the others comes from DRAM."""
+    one = sass.parse(listing("k", [LOAD]))["k"].instructions[0]
+    values = chip.values | {"line_share": 1, "line_spread": 0, "cold_share": 0.1, "l2_latency": 200}
+    some = dataclasses.replace(chip, values=values)
+
+    def latency(cold: float, chip: Chip = some) -> float:
+        return Pipes(chip, sectors=lambda _: Sectors(16, 4, 16, 1, cold=cold)).of_memory(one, 300)[0]
+
+    assert latency(1.0) == pytest.approx(200 + 100 * (1 - 0.9**4))
+    assert latency(0.5) == pytest.approx(200 + 100 * (1 - 0.8**4) / 2)
+    assert latency(0.05) == pytest.approx(200 + 100 * 0.05)  # all of them come from DRAM
+    assert latency(0.0) == 200
+    # In kernels without products L2 may have lost what the CTA touched before.
+    streaming = dataclasses.replace(chip, values={k: v for k, v in values.items() if k != "cold_share"})
+    assert latency(0.5, streaming) == 300
+
+
 def test_ctas_start_at_a_rate(chip: Chip) -> None:
     """Of 24 CTAs that do nothing 8 are there at first; of the 16 others one starts every 1000 clocks."""
     slow = dataclasses.replace(chip, values=chip.values | {"cta_interval": 1000})

@@ -104,6 +104,28 @@ def test_a_cta_touches_a_line_first_once(device: pysm120.Device, text: str, line
     assert [statement(p, word).counts.global_first_lines for word in ("ld.global.b32 t0", "st.global")] == [2, lines]
 
 
+@pytest.mark.parametrize(
+    ("between", "offset", "first"),
+    [
+        (40, 0, 0),  # the same sector
+        (40, 32, 0),  # the other one of 64 bytes
+        (30, 32, 1),  # it is still on its way
+        (31, 32, 0),
+        (40, 64, 1),  # of the other half of the line
+        (40, 96, 1),
+    ],
+)
+def test_dram_gives_two_sectors_at_once(device: pysm120.Device, between: int, offset: int, first: int) -> None:
+    """Lanes load the first sector of a line each, then another one behind some statements."""
+    text = "ld.global.b32 t0, [global];" + "add.u32 t2, t2, 1;" * between + f"ld.global.b32 t1, [global + {offset}];"
+    module = device.load(ACCESS.format(text))
+    x, offsets = device.zeros(8192, np.uint8), device.array((128 * (LANE % WARP)).astype(np.uint32))
+    with device.profile() as p:
+        module["access"](1, WARP, offsets, device.array(LANE.astype(np.uint32)), x)
+    found = [statement(p, f"ld.global.b32 t{n}").counts.global_first_accesses for n in (0, 1)]
+    assert found == [1, first]
+
+
 @pytest.mark.parametrize(("between", "pending"), [(0, 1), (30, 1), (31, 0), (100, 0)])
 def test_what_l1_has_may_still_be_on_its_way(device: pysm120.Device, between: int, pending: int) -> None:
     """A load of sectors for which the warp, or another one at the same place, asked fewer than 32 statements before."""

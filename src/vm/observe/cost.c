@@ -78,8 +78,7 @@ struct bank_cost cost_shared(enum cost_kind kind, uint32_t bytes, uint32_t mask,
     return cost;
 }
 
-/* Add a value to a list without duplicates. Return the new length. */
-static uint32_t add_different(uint64_t *list, uint32_t count, uint64_t value) {
+uint32_t cost_add_different(uint64_t *list, uint32_t count, uint64_t value) {
     for (uint32_t k = count; k-- > 0;) {
         if (list[k] == value) {
             return count;
@@ -94,9 +93,9 @@ struct sector_cost cost_global(uint32_t bytes, uint32_t mask, const uint64_t *ad
     struct sector_cost cost = {0};
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint64_t at = address[lowest_bit(rest)];
-        cost.places = add_different(places, cost.places, at);
-        cost.sectors = add_different(sectors, cost.sectors, at / SECTOR);
-        cost.lines = add_different(lines, cost.lines, at / LINE);
+        cost.places = cost_add_different(places, cost.places, at);
+        cost.sectors = cost_add_different(sectors, cost.sectors, at / SECTOR);
+        cost.lines = cost_add_different(lines, cost.lines, at / LINE);
     }
     cost.ideal_sectors = (cost.places * bytes + SECTOR - 1) / SECTOR;
     cost.ideal_lines = (cost.places * bytes + LINE - 1) / LINE;

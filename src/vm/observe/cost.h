@@ -33,6 +33,9 @@ struct sector_cost {
     uint32_t sectors, ideal_sectors; /* of 32 bytes; ideal: the fewest that hold as many different bytes */
     uint32_t lines, ideal_lines;     /* of 128 bytes */
 };
+/* Add a value to a list without duplicates. Return the new length. */
+uint32_t cost_add_different(uint64_t *list, uint32_t count, uint64_t value);
+
 /* Return the cost of an access to global memory. `bytes` per lane is at most 32. */
 struct sector_cost cost_global(uint32_t bytes, uint32_t mask, const uint64_t *address);
 

@@ -6,8 +6,9 @@
 
 #include "vm/machine/base.h"
 #include "vm/machine/types.h"
+#include "vm/observe/cost.h"
 
-enum { LINE = 128, FIRST_ROOM = 1024 };
+enum { PAIR = 64, PAIRS = 2 /* of a line */, FIRST_ROOM = 1024 };
 
 bool first_open(struct first *first) {
     *first = (struct first){.room = FIRST_ROOM, .owner = UINT64_MAX};
@@ -47,31 +48,38 @@ static bool grow(struct first *first) {
     return true;
 }
 
-/* Touch a line. Return whether the CTA had not touched it. */
-static bool touch(struct first *first, uint64_t cta, uint64_t number) {
+/* Touch a pair of sectors. */
+static void touch(struct first *first, uint64_t cta, uint64_t pair, uint32_t statement, struct first_touches *found) {
     if (4 * first->used >= 3 * first->room && !grow(first)) {
         first->is_exhausted = true;
-        return false;
+        return;
     }
-    struct first_line *const line = place(first->lines, first->room, number, cta);
-    const bool is_first = line->cta == 0;
-    first->used += is_first;
-    *line = (struct first_line){.number = number, .cta = cta};
-    return is_first;
+    struct first_line *const line = place(first->lines, first->room, pair / PAIRS, cta);
+    if (line->cta == 0) {
+        ++first->used;
+        ++found->lines;
+        *line = (struct first_line){.number = pair / PAIRS, .cta = cta};
+    }
+    uint32_t *const until = &line->until[pair % PAIRS];
+    found->pairs += *until == 0 || statement < *until;
+    *until = *until == 0 ? statement + FIRST_WINDOW : *until;
 }
 
-uint32_t first_touch(struct first *first, uint64_t owner, uint64_t cta, uint32_t mask, const uint64_t *address) {
-    uint32_t found = 0;
-    uint64_t before = UINT64_MAX;
+struct first_touches first_touch(struct first *first, uint64_t owner, uint64_t cta, uint32_t statement, uint32_t mask,
+                                 const uint64_t *address) {
+    struct first_touches found = {0};
+    uint64_t pairs[WARP];
+    uint32_t count = 0;
     if (owner != first->owner) {
         memset(first->lines, 0, first->room * sizeof *first->lines);
         first->used = 0;
         first->owner = owner;
     }
-    for (uint32_t rest = mask; rest != 0 && !first->is_exhausted; rest &= rest - 1) {
-        const uint64_t number = address[lowest_bit(rest)] / LINE;
-        found += number != before && touch(first, cta + 1, number);
-        before = number;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        count = cost_add_different(pairs, count, address[lowest_bit(rest)] / PAIR);
+    }
+    for (uint32_t k = 0; k < count && !first->is_exhausted; ++k) {
+        touch(first, cta + 1, pairs[k], statement, &found);
     }
     return found;
 }

@@ -1,7 +1,7 @@
-/* First touches of global memory: which lines of 128 bytes a CTA has touched before.
+/* First touches of global memory: which lines of 128 bytes, and pairs of sectors, a CTA has touched before.
  *
- * A line that a CTA touches for the first time may come from DRAM. Its other sectors come from L2 then, if the access
- * asked L2 for the whole line. A struct cta is a cluster. */
+ * What a CTA touches for the first time may come from DRAM. L2 takes 64 bytes from it, a pair of sectors, or the whole
+ * line if the access asks for it. The other sectors come from L2 then. A struct cta is a cluster. */
 #ifndef SM120_VM_FIRST_H
 #define SM120_VM_FIRST_H
 
@@ -11,6 +11,7 @@
 
 struct first_line {
     uint64_t number, cta; /* cta: from 1; 0: the place is unused */
+    uint32_t until[2];    /* of each pair: what its first warp had executed, and FIRST_WINDOW more; 0: untouched */
 };
 
 /* The lines that the CTAs of one L1 have touched. */
@@ -25,8 +26,16 @@ struct first {
 bool first_open(struct first *first);
 void first_close(struct first *first);
 
-/* Note that a CTA touches the lines at the lanes' addresses. Return how many of them it had not touched.
- * `owner`: the number of the L1; the lines of the owner before are forgotten. */
-uint32_t first_touch(struct first *first, uint64_t owner, uint64_t cta, uint32_t mask, const uint64_t *address);
+struct first_touches {
+    uint32_t lines, pairs; /* those that the CTA had not touched; of pairs also those on their way */
+};
+
+enum { FIRST_WINDOW = 32 };
+
+/* Note that a warp of a CTA touches the lines at the lanes' addresses. `owner`: the number of the L1; the lines of the
+ * owner before are forgotten. `statement`: how many the warp has executed since its CTA began. A pair is still on its
+ * way if the warp that touched it first had executed more by then, less FIRST_WINDOW. */
+struct first_touches first_touch(struct first *first, uint64_t owner, uint64_t cta, uint32_t statement, uint32_t mask,
+                                 const uint64_t *address);
 
 #endif

@@ -291,8 +291,10 @@ static void add_side(struct profile_worker *own, const struct event *e, const st
         const uint32_t sectors = l2_sectors(own, e, side, global, address, cost.sectors);
         pending[COUNT_global_l2_accesses] += sectors != 0;
         pending[COUNT_global_l2_sectors] += sectors;
-        pending[COUNT_global_first_lines] +=
-            first_touch(&own->first, owner_of(e), e->warp->cta->linear, global, address);
+        const struct first_touches touched =
+            first_touch(&own->first, owner_of(e), e->warp->cta->linear, e->warp->stepped, global, address);
+        pending[COUNT_global_first_lines] += touched.lines;
+        pending[COUNT_global_first_accesses] += touched.pairs != 0;
         reuse_touch(e->warp->cta->launch->reuse, e->warp, e->pc, global, address);
         if (own->class[e->pc] == REACH_ATOMIC) {
             pending[COUNT_global_added_lines] += reuse_add(e->warp->cta->launch->reuse, e->warp, global, address);

@@ -30,7 +30,8 @@
     X(global_first_lines)                                                                                              \
     X(global_pending_accesses)                                                                                         \
     X(global_added_lines)                                                                                              \
-    X(global_added_words)
+    X(global_added_words)                                                                                              \
+    X(global_first_accesses)
 
 /* Start a profile. Return CUDA_ERROR_PROFILER_ALREADY_STARTED if one is running. */
 CUresult profile_begin(struct device *device);

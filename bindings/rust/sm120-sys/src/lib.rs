@@ -232,6 +232,7 @@ pub struct sm120_profile_row {
     pub global_pending_accesses: u64,
     pub global_added_lines: u64,
     pub global_added_words: u64,
+    pub global_first_accesses: u64,
 }
 
 impl Default for sm120_profile_row {
@@ -1239,7 +1240,7 @@ impl Default for sm120_matvec_args {
 const _: () = {
     assert!(core::mem::size_of::<sm120_device_info>() == 200);
     assert!(core::mem::size_of::<sm120_profile_bytes>() == 16);
-    assert!(core::mem::size_of::<sm120_profile_row>() == 816);
+    assert!(core::mem::size_of::<sm120_profile_row>() == 824);
     assert!(core::mem::size_of::<sm120_copy_piece>() == 32);
     assert!(core::mem::size_of::<sm120_kernel_info>() == 32);
     assert!(core::mem::size_of::<sm120_parameter_info>() == 88);
