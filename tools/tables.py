@@ -131,7 +131,7 @@ def kernels(
         less = shorter(name, lists)
         out += ["};", f"const struct parameter_list {name}_list = {{"]
         out += [f"    {name}_items, {len(items)}, {f'&{less}_list' if less else 'NULL'}", "};", ""]
-    rows = []
+    rows, entries = list[str](), list(entries)
     for entry in entries:
         fields = [f'.source = "{entry.source}"']
         fields += [f".{name} = {value(name, entry.record[name])}" for name in FIELDS if name in entry.record]
@@ -139,6 +139,7 @@ def kernels(
         fields += [f".{name} = {{{', '.join(map(str, image))}}}" for name, image in entry.images.items()]
         rows.append("{" + ",\n     ".join(fields) + "}")
     out += table("kernel_record", rows)
+    out += operations([str(entry.record["operation"]) for entry in entries])
     rows, at = [], 0
     for packed_bytes, size in blocks:
         rows.append(f"{{{at}, {packed_bytes}, {size}}}")
@@ -146,6 +147,15 @@ def kernels(
     out += table("kernel_block", rows)
     out += table("kernel_constant", [f'{{"{name}", {number}}}' for name, number in values.items()])
     return "\n".join(out)
+
+
+def operations(names: list[str]) -> list[str]:
+    """Write the numbers of the records by operation, and where those of each operation are; ``names``: of each."""
+    order = sorted(range(len(names)), key=lambda i: names[i])
+    of_operation = [names[i] for i in order]
+    rows = [f'{{"{name}", {of_operation.index(name)}, {names.count(name)}}}' for name in sorted(set(names))]
+    numbers = "\n".join(f"    {i}," for i in order)
+    return [f"const uint32_t kernel_order[] = {{\n{numbers}\n}};", *table("kernel_operation", rows)]
 
 
 def table(name: str, rows: list[str]) -> list[str]:

@@ -28,14 +28,31 @@ static bool is_same(const char *a, const char *b) {
     return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
 }
 
+/* Find an operation; NULL if there is none of that name. */
+static const struct kernel_operation *find_operation(const char *name) {
+    uint32_t from = 0, end = kernel_operation_count;
+    while (from < end) {
+        const uint32_t middle = from + (end - from) / 2;
+        const int order = strcmp(name, kernel_operations[middle].name);
+        if (order == 0) {
+            return kernel_operations + middle;
+        }
+        from = order > 0 ? middle + 1 : from;
+        end = order < 0 ? middle : end;
+    }
+    return NULL;
+}
+
 bool builtin_has(const struct kernel_record *wanted, uint32_t *index) {
-    for (uint32_t i = 0; i < kernel_record_count; ++i) {
-        const struct kernel_record *const record = kernel_records + i;
-        if (is_same(record->operation, wanted->operation) && record->precision == wanted->precision &&
-            record->dtype == wanted->dtype && record->element_bytes == wanted->element_bytes &&
-            is_same(record->layout, wanted->layout) && is_same(record->config, wanted->config) &&
-            record->features == wanted->features && record->head_dim == wanted->head_dim) {
-            *index = i;
+    const struct kernel_operation *const operation = find_operation(wanted->operation);
+    for (uint32_t i = 0; operation != NULL && i < operation->count; ++i) {
+        const uint32_t number = kernel_order[operation->first + i];
+        const struct kernel_record *const record = kernel_records + number;
+        if (record->head_dim == wanted->head_dim && record->precision == wanted->precision &&
+            record->dtype == wanted->dtype && record->features == wanted->features &&
+            record->element_bytes == wanted->element_bytes && is_same(record->layout, wanted->layout) &&
+            is_same(record->config, wanted->config)) {
+            *index = number;
             return true;
         }
     }

@@ -56,6 +56,12 @@ struct kernel_record {
     struct kernel_image ptx_sm120, cubin_sm120, ptx_sm90, cubin_sm90;
 };
 
+/* The records of an operation: kernel_order[first] to kernel_order[first + count - 1]. */
+struct kernel_operation {
+    const char *name;
+    uint32_t first, count;
+};
+
 /* A number that templates share with C (generated/constants.h) and Python. */
 struct kernel_constant {
     const char *name;
@@ -64,6 +70,9 @@ struct kernel_constant {
 
 extern const struct kernel_record kernel_records[];
 extern const uint32_t kernel_record_count;
+extern const uint32_t kernel_order[];                     /* numbers of records, by operation */
+extern const struct kernel_operation kernel_operations[]; /* by name */
+extern const uint32_t kernel_operation_count;
 extern const struct kernel_block kernel_blocks[];
 extern const uint32_t kernel_block_count;
 extern const struct kernel_constant kernel_constants[];

@@ -59,6 +59,10 @@ int64_t cached_splits(const struct device *device, const struct cached *call) {
         return call->args->num_splits;
     }
     for (int64_t splits = 1; splits <= most; ++splits) {
+        const double merged = splits > 1 ? of_lone * (merge + merge_of_part * (double)splits) : 0;
+        if (of_lone * ((double)start + read) + merged >= least) {
+            break; /* so it is for all others: what is moved and merged becomes no less */
+        }
         const int64_t ctas = pairs * call->row_tiles * splits, steps = (all + splits - 1) / splits;
         const int64_t full = ctas / (sms * resident), last = (ctas % (sms * resident) + sms - 1) / sms;
         const int64_t shares = full * resident + (last == 0 || last >= needed ? last : needed);
@@ -67,7 +71,6 @@ int64_t cached_splits(const struct device *device, const struct cached *call) {
         const double idle = (2 * ctas > sms ? uneven * (places / (double)ctas - 1) : 0) + (ctas <= sms ? alone : 0);
         const double waves = (double)ctas / (double)(sms * resident);
         const double moved = of_lone * ((double)start * (waves > 1 ? waves : 1) + read * (1 + idle));
-        const double merged = splits > 1 ? of_lone * (merge + merge_of_part * (double)splits) : 0;
         const double time = (computed < moved ? moved : computed) + merged;
         best = time < least ? splits : best;
         least = time < least ? time : least;
