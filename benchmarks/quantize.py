@@ -37,7 +37,7 @@ LAYOUTS = ["q_d128", "k_d128", "v_d128", "d", "rows", *NVFP4, *REPACK]
 TILE_ROWS, COLUMNS, BLOCK, NV_BLOCK = 64, 128, 32, 16
 NV_ROWS, NV_COLUMNS = 64, {4: 32, 2: 64}  # of a CTA of quantize_nvfp4 along rows, by the bytes of an element
 WARM_RUNS, RUN_SECONDS, L2_TIMES = 5, 0.0015, 4
-AHEAD_BYTES, AHEAD_COPIES, TRIALS = 1 << 30, 24, 20
+AHEAD_BYTES, AHEAD_COPIES, TRIALS = 1 << 30, 24, 6
 
 Call = Callable[[], object]
 Kernels = Mapping[str, tuple[Callable[..., object], int]]  # by entry: with its threads
@@ -71,17 +71,21 @@ class Timer:
         self.device = device
         self.start, self.end = device.event(), device.event()
         self.memory = device.zeros(AHEAD_BYTES, np.uint8)
-        self.ahead = 0.0
+        self.look_ahead(AHEAD_COPIES)
+
+    def look_ahead(self, copies: int) -> None:
+        """Keep the device busy with so many copies; ``ahead``: the seconds that they take."""
+        self.copies, self.ahead = copies, 0.0
         self.ahead = min(self.run([self.keep_busy], 1) for _ in range(3))
 
     def keep_busy(self) -> None:
         """Start copies that take the device ``ahead`` seconds."""
         half = AHEAD_BYTES // 2
-        for _ in range(AHEAD_COPIES):
+        for _ in range(self.copies):
             copy_bytes(self.device, self.memory.address, self.memory.address + half, half)
 
     def run(self, calls: Sequence[Call], count: int) -> float:
-        """Return seconds per call; a run for which the host was late is made again."""
+        """Return seconds per call; a run for which the host was late is made again, behind twice as much work."""
         for _ in range(TRIALS):
             self.device.synchronize()
             queued = time.perf_counter()
@@ -95,6 +99,7 @@ class Timer:
             seconds = self.end.elapsed_since(self.start) / 1e3
             if queued < self.ahead or not self.ahead:
                 return seconds / count
+            self.look_ahead(2 * self.copies)
         message = (
             f"the host took {queued:.4f} s for {count} launches, again and again: this machine is too busy to measure"
         )
