@@ -860,8 +860,9 @@ SM120_API sm120_status sm120_attention_backward(sm120_device *device, const sm12
 /* Attention of the last rows of sequences and a cache of keys and values: o = softmax(scale * q k^T) v, and lse, as in
  * sm120_attention. Calls of many rows, where it is estimated to be faster, use the kernels of sm120_attention, which
  * read pages and caches in 8 or 4 bits from a copy in the workspace, in q's dtype; calls with tree_mask or num_splits
- * never do. The cache is dense or in pages: k and v are [pages][kv_heads][page_rows][head_dim]. Key n of a sequence is
- * in row n % page_rows of its page n / page_rows.
+ * never do. If k or v has 16 bits, and one of the two is not in q's dtype, every call reads both from such a copy; BF16
+ * values that round beyond 65504 become infinite in F16. The cache is dense or in pages: k and v are
+ * [pages][kv_heads][page_rows][head_dim]. Key n of a sequence is in row n % page_rows of its page n / page_rows.
  *   dense         page_table 0: sequence b is page b, and pages = batch
  *   table         page_table: i32 [batch][table_pages], kv_lengths: the keys of each sequence
  *   page lists    page_indptr: i32 [batch + 1]; the pages of sequence b are page_table[page_indptr[b]] to
@@ -876,7 +877,7 @@ typedef struct sm120_attention_with_kv_cache_args {
     int64_t batch, heads, kv_heads, q_rows, head_dim; /* head_dim: at most 256 */
     int64_t v_head_dim;                               /* of v and o, if it is not head_dim; at most 256 */
     int64_t pages, page_rows, table_pages;
-    sm120_tensor q, k, v;     /* BF16 or F16, one dtype for the three; or k and v E4M3, E5M2 or U8, see below */
+    sm120_tensor q, k, v;     /* q BF16 or F16; k and v, independently, BF16, F16, E4M3, E5M2 or U8, see below */
     sm120_tensor o;           /* F32, F16 or BF16; apart from all inputs */
     sm120_address lse;        /* f32 [batch][heads][q_rows], contiguous; 0: not wanted */
     sm120_address kv_lengths; /* i32 [batch]; 0: all rows of the pages. Numbers outside that range are clamped to it */
@@ -902,7 +903,8 @@ typedef struct sm120_attention_with_kv_cache_args {
     sm120_tensor k_scale, v_scale;
 } sm120_attention_with_kv_cache_args;
 
-/* Write the size of the workspace, and compute attention. Calls with num_splits = 1 need none. */
+/* Write the size of the workspace, and compute attention. Calls with num_splits = 1 need none, unless they read copies
+ * of k and v. */
 SM120_API sm120_status sm120_attention_with_kv_cache_workspace(sm120_device *device,
                                                                const sm120_attention_with_kv_cache_args *args,
                                                                size_t *workspace_bytes);

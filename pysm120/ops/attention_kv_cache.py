@@ -124,7 +124,7 @@ def _cache_rows(letter: str, kind: str, pages: str, size: str) -> list[Input]:
     """Return the rows of K or V."""
     name, where = f"{letter}_cache", f"{pages} kv_heads page_rows"
     if kind == "half":
-        return [Input(name, f"{where} {size}", _HALVES, member=letter, like="q")]
+        return [Input(name, f"{where} {size}", _HALVES, member=letter)]
     elements, pair, blocks, block = _FORMS[kind]
     rows = [Input(name, f"{where} {size}{pair}", elements, member=letter)]
     if block:
@@ -207,15 +207,15 @@ def attention_with_kv_cache(
         Queries: T tokens of each sequence, its last ones. D is up to 256. ndarrays
         are copied to the device and the result back; an Array, or an array that
         supports DLPack, stays on its device. Other arrays are of the same kind.
-    k_cache : array, dtype of q, shape (B, S, Hkv, D), or (pages, page, Hkv, D)
+    k_cache : array, float16 or bfloat16, shape (B, S, Hkv, D), or (pages, page, Hkv, D)
         Keys: dense, or in pages of any size. H is a multiple of Hkv: head h of q
         uses head h // (H / Hkv). Any strides, if the last one is 1. Or as
         `kv_cache_append` writes it: float8_e4m3fn or float8_e5m2, with k_scale;
         MXFP8, (float8_e4m3fn, float8_e8m0fnu) with scales (..., ceil(D / 32)); NVFP4,
         (uint8, float8_e4m3fn) with elements (..., D / 2) and scales (..., ceil(D /
         16)), and k_scale.
-    v_cache : array, dtype of q, shape (B, S, Hkv, Dv), or (pages, page, Hkv, Dv)
-        Values. If keys have fewer than 16 bits, so have values, in any of these forms.
+    v_cache : array, float16 or bfloat16, shape (B, S, Hkv, Dv), or (pages, page, Hkv, Dv)
+        Values, in any of these forms, whatever the form of the keys.
     kv_lengths : array, int32, shape (B,), optional
         Keys of each sequence, those of q's tokens included. Default: all rows.
         Numbers outside the cache are clamped to it. Not with lists of pages.
@@ -280,6 +280,10 @@ def attention_with_kv_cache(
     With many tokens, where it is estimated to be faster, the kernels of `attention`
     compute the call, unless `tree_mask` or `num_splits` is given. They read pages
     and narrow caches from a copy in the workspace.
+
+    If one cache has 16 bits, and one of the two does not have the dtype of q, both are
+    copied to the workspace in that dtype, whatever the number of tokens. In float16,
+    values beyond 65504 become infinite.
 
     """
     one_of(cache_layout, "cache_layout", ("NHD", "HND"))

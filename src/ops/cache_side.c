@@ -15,12 +15,19 @@ static sm120_status find_form(struct cache_side *side, uint32_t plain, const cha
     const bool has_blocks = blocks->address != 0;
     if (elements->dtype == plain) {
         side->form = KV_FORMAT_COPY;
+    } else if (side->casts && (elements->dtype == SM120_BF16 || elements->dtype == SM120_F16)) {
+        side->form = KV_FORMAT_CAST;
     } else if (elements->dtype == SM120_E4M3) {
         side->form = has_blocks ? KV_FORMAT_MXFP8 : KV_FORMAT_E4M3;
     } else if (elements->dtype == SM120_E5M2) {
         side->form = KV_FORMAT_E5M2;
     } else if (elements->dtype == SM120_U8) {
         side->form = KV_FORMAT_NVFP4;
+    } else if (side->casts) {
+        return fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; it must be %s, %s, %s, %s or %s",
+                    side->name[CACHE_ELEMENTS], dtype_text(elements->dtype).text, dtype_text(SM120_BF16).text,
+                    dtype_text(SM120_F16).text, dtype_text(SM120_E4M3).text, dtype_text(SM120_E5M2).text,
+                    dtype_text(SM120_U8).text);
     } else {
         return fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; it must be that of %s, %s, or %s, %s or %s",
                     side->name[CACHE_ELEMENTS], dtype_text(elements->dtype).text, plain_name, dtype_text(plain).text,
@@ -38,7 +45,9 @@ static sm120_status find_form(struct cache_side *side, uint32_t plain, const cha
                     dtype_text(blocks->dtype).text, side->name[CACHE_ELEMENTS], dtype_text(elements->dtype).text,
                     dtype_text(wanted).text);
     }
-    if (scale->address != 0 && (side->form == KV_FORMAT_COPY || side->form == KV_FORMAT_MXFP8)) {
+    const bool is_scaled =
+        side->form == KV_FORMAT_E4M3 || side->form == KV_FORMAT_E5M2 || side->form == KV_FORMAT_NVFP4;
+    if (scale->address != 0 && !is_scaled) {
         return fail(SM120_INVALID_ARGUMENT,
                     "%s.address = 0x%" PRIx64 "; only E4M3 and E5M2 without scales in blocks, and NVFP4 have it",
                     side->name[CACHE_SCALE], scale->address);

@@ -14,6 +14,7 @@ struct cache_side {
     struct shape shape[CACHE_ROLES];
     struct tensor tensor[CACHE_ROLES];
     uint32_t form; /* KV_FORMAT of the elements */
+    bool casts;    /* the caller converts BF16 and F16, whichever is plain: KV_FORMAT_CAST */
 };
 
 /* The side `o`, k or v, of a call: its members `elements`, o_blocks and o_scale. */

@@ -156,14 +156,15 @@ static void share_columns(struct copy *copy, int64_t heads, int64_t columns) {
     }
 }
 
-/* Check the arguments except addresses. */
-static sm120_status check_args(const sm120_kv_cache_append_args *args, bool is_gather, struct copy *copy) {
+/* Check the arguments except addresses. casts: BF16 becomes F16 and the reverse. */
+static sm120_status check_args(const sm120_kv_cache_append_args *args, bool is_gather, bool casts, struct copy *copy) {
     const int64_t v_head_dim = args->v_head_dim != 0 ? args->v_head_dim : args->head_dim;
     *copy = (struct copy){
         .is_gather = is_gather,
         .operands = {{.given = &args->k, .cache = CACHE_SIDE(k, k_cache, args)},
                      {.given = &args->v, .cache = CACHE_SIDE(v, v_cache, args)}},
     };
+    copy->operands[0].cache.casts = copy->operands[1].cache.casts = casts;
     const struct shape dense = {args->batch, args->kv_heads, args->rows, args->head_dim};
     const struct shape cache = {args->pages, args->kv_heads, args->page_rows, args->head_dim};
     sm120_status status = check_shape(&dense, "rows", INT32_MAX);
@@ -307,8 +308,10 @@ static sm120_status prepare(struct device *device, const char *operation, const 
 sm120_status kv_gather_prepare(struct device *device, const sm120_kv_cache_gather_args *args,
                                struct kv_copy_launch *prepared) {
     struct copy copy;
-    const sm120_status status = check_args(args, true, &copy);
-    return status == SM120_OK ? prepare(device, "kv_cache_gather_sparse", args, &copy, prepared) : status;
+    const sm120_status status = check_args(args, true, true, &copy);
+    const bool casts = copy.operands[0].cache.form == KV_FORMAT_CAST || copy.operands[1].cache.form == KV_FORMAT_CAST;
+    const char *const operation = casts ? "kv_cache_gather_cast" : "kv_cache_gather_sparse";
+    return status == SM120_OK ? prepare(device, operation, args, &copy, prepared) : status;
 }
 
 /* Check and launch either operation. */
@@ -322,7 +325,7 @@ static sm120_status run(sm120_device *handle, const sm120_kv_cache_append_args *
     }
     status = check_struct(args, sizeof *args, "args",
                           is_gather ? "sm120_kv_cache_gather_args" : "sm120_kv_cache_append_args");
-    status = status == SM120_OK ? check_args(args, is_gather, &copy) : status;
+    status = status == SM120_OK ? check_args(args, is_gather, false, &copy) : status;
     status = status == SM120_OK ? check_places(device, &copy) : status;
     const char *const operation = is_gather ? "kv_cache_gather" : "kv_cache_append";
     status = status == SM120_OK ? prepare(device, operation, args, &copy, &prepared) : status;

@@ -12,7 +12,8 @@ struct kv_copy_launch {
     struct argument_pointers pointers;
 };
 
-/* Check everything but addresses, and the launch of a gather that does not write the tokens that the cache lacks. */
+/* Check everything but addresses, and the launch of a gather that does not write the tokens that the cache lacks, and
+ * converts BF16 to F16 and F16 to BF16. */
 sm120_status kv_gather_prepare(struct device *device, const sm120_kv_cache_gather_args *args,
                                struct kv_copy_launch *prepared);
 

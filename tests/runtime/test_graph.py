@@ -158,23 +158,26 @@ def test_attention_backward(device: pysm120.Device, rng: np.random.Generator, he
     driver("cuDevicePrimaryCtxRelease_v2", device.info.ordinal)
 
 
+@pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float16", "float8_e4m3fn")], ids=str)
 @pytest.mark.parametrize(("tokens", "splits"), [(2, 1), (2, 3), (150, None)])
 def test_attention_with_kv_cache(
-    device: pysm120.Device, rng: np.random.Generator, tokens: int, splits: int | None
+    device: pysm120.Device, rng: np.random.Generator, tokens: int, splits: int | None, dtypes: tuple[str, str]
 ) -> None:
-    """Each run of the graph has other lengths and page numbers."""
+    """Each run of the graph has other lengths and page numbers; caches of two dtypes are copied in it."""
     context = ctypes.c_void_p()
     driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.info.ordinal)
     driver("cuCtxSetCurrent", context)
     stream = device.stream()
     q, k, v = (
-        device.array(rng.standard_normal(shape).astype(ml_dtypes.bfloat16))
-        for shape in ((3, tokens, 8, 128), (20, 16, 2, 128), (20, 16, 2, 128))
+        device.array(rng.standard_normal(shape).astype(dtype))
+        for shape, dtype in zip(
+            ((3, tokens, 8, 128), (20, 16, 2, 128), (20, 16, 2, 128)), ("bfloat16", *dtypes), strict=True
+        )
     )
     lengths, table = device.array(np.zeros(3, np.int32)), device.array(np.zeros((3, 9), np.int32))
     out, lse = device.empty((3, tokens, 8, 128), q.dtype), device.empty((3, 8, tokens))
     options: dict[str, Any] = {"causal": True, "num_splits": splits}
-    workspace = device.empty(1 << 20, np.uint8)
+    workspace = device.empty(1 << 21, np.uint8)
 
     def call() -> None:
         pysm120.attention_with_kv_cache(

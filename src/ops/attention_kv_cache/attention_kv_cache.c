@@ -13,7 +13,7 @@
 enum { GRID_MAX = 65535 };
 
 /* The launches of a call. */
-struct cached_launch {
+struct launches {
     struct kernel *kernel;
     struct launch launch;
     struct attention_kv_cache_narrow_parameters values; /* kernels for 16 bits take the first of them */
@@ -53,9 +53,9 @@ static sm120_status find_kernel(struct cached *call, int64_t rows) {
     return builtin_find(&wanted, &call->kernel);
 }
 
-/* Choose the kernel and the splits, and lay out the workspace: o of each split, f32
- * [splits][batch][q_rows][heads][v_head_dim], then lse, f32 [splits][batch][heads][q_rows]. */
-static sm120_status choose(const struct device *device, struct cached *call) {
+/* The workspace has o of each split, f32 [splits][batch][q_rows][heads][v_head_dim], then lse, f32
+ * [splits][batch][heads][q_rows]. */
+sm120_status cached_choose(const struct device *device, struct cached *call) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
     const int64_t v_head_dim = call->v_shape.head_dim, rows = args->heads / args->kv_heads * args->q_rows;
     const sm120_status status = find_kernel(call, rows);
@@ -158,7 +158,7 @@ static struct attention_kv_cache_narrow_parameters values_of(const struct cached
 
 /* Check the launches. */
 static sm120_status prepare(struct device *device, const struct cached *call, sm120_address workspace,
-                            struct cached_launch *prepared) {
+                            struct launches *prepared) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
     const struct kernel_record *const record = kernel_records + call->kernel;
     prepared->values = values_of(call, workspace);
@@ -197,13 +197,24 @@ static sm120_status prepare(struct device *device, const struct cached *call, sm
     return merge_prepare(device, &states, args->stream, &prepared->merge);
 }
 
+sm120_status cached_launch(struct device *device, const struct cached *call, sm120_address workspace,
+                           bool is_question) {
+    struct launches prepared;
+    sm120_status status = prepare(device, call, workspace, &prepared);
+    if (status != SM120_OK || is_question) {
+        return status;
+    }
+    status = launch_start(prepared.kernel, &prepared.launch);
+    return status == SM120_OK && call->splits > 1 ? launch_start(prepared.merge.kernel, &prepared.merge.launch)
+                                                  : status;
+}
+
 /* Launch, or answer the question for the size of the workspace. A question loads the kernels, so that the next call can
  * be captured in a graph. */
 static sm120_status cached_call(sm120_device *handle, const sm120_attention_with_kv_cache_args *args,
                                 struct workspace workspace) {
     struct device *device;
     struct cached call;
-    struct cached_launch prepared;
     sm120_status status = device_enter(handle, &device);
     if (status != SM120_OK) {
         return status;
@@ -214,19 +225,18 @@ static sm120_status cached_call(sm120_device *handle, const sm120_attention_with
         status = workspace_check_question(&workspace);
         return device_leave(device, status == SM120_OK ? cached_chunk(device, &call, &workspace) : status);
     }
-    status = status == SM120_OK ? choose(device, &call) : status;
+    if (status == SM120_OK && call.is_converted) {
+        status = workspace_check_question(&workspace);
+        return device_leave(device, status == SM120_OK ? cached_converted(device, &call, &workspace) : status);
+    }
+    status = status == SM120_OK ? cached_choose(device, &call) : status;
     status = status == SM120_OK ? workspace_check_question(&workspace) : status;
     if (status == SM120_OK && workspace.is_question) {
         *workspace.answer = (size_t)call.workspace_bytes;
-        return device_leave(device, prepare(device, &call, 0, &prepared));
+        return device_leave(device, cached_launch(device, &call, 0, true));
     }
     status = status == SM120_OK ? cached_check_places(device, &call, &workspace) : status;
-    status = status == SM120_OK ? prepare(device, &call, workspace.address, &prepared) : status;
-    status = status == SM120_OK ? launch_start(prepared.kernel, &prepared.launch) : status;
-    if (status == SM120_OK && call.splits > 1) {
-        status = launch_start(prepared.merge.kernel, &prepared.merge.launch);
-    }
-    return device_leave(device, status);
+    return device_leave(device, status == SM120_OK ? cached_launch(device, &call, workspace.address, false) : status);
 }
 
 sm120_status sm120_attention_with_kv_cache_workspace(sm120_device *device,

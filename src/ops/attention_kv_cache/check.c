@@ -50,6 +50,11 @@ static sm120_status check_pages(struct cached *call) {
     return SM120_OK;
 }
 
+/* Whether the elements of K or V have 16 bits. */
+static bool has_16_bits(const struct cache_side *side) {
+    return side->form == KV_FORMAT_COPY || side->form == KV_FORMAT_CAST;
+}
+
 /* Check dtypes and strides of the tensors. */
 static sm120_status check_tensors(struct cached *call) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
@@ -64,13 +69,8 @@ static sm120_status check_tensors(struct cached *call) {
     if (status != SM120_OK) {
         return status;
     }
-    call->is_narrow = call->k.form != KV_FORMAT_COPY;
-    if (call->is_narrow != (call->v.form != KV_FORMAT_COPY)) {
-        return fail(
-            SM120_UNSUPPORTED,
-            "k.dtype = %s and v.dtype = %s; caches of which one has 16 bits and the other fewer are not supported",
-            dtype_text(args->k.dtype).text, dtype_text(args->v.dtype).text);
-    }
+    call->is_narrow = !has_16_bits(&call->k) && !has_16_bits(&call->v);
+    call->is_converted = !call->is_narrow && (call->k.form != KV_FORMAT_COPY || call->v.form != KV_FORMAT_COPY);
     return cache_side_check_swizzle(&call->v, args->v_swizzled, &call->v_shape);
 }
 
@@ -97,6 +97,7 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
         .k = CACHE_SIDE(k, k, args),
         .v = CACHE_SIDE(v, v, args),
     };
+    call->k.casts = call->v.casts = true;
     if (args->causal != SM120_NOT_CAUSAL && args->causal != SM120_CAUSAL_BOTTOM_RIGHT) {
         return fail(SM120_INVALID_ARGUMENT,
                     "causal = %" PRIu32 "; it must be NOT_CAUSAL (%d) or CAUSAL_BOTTOM_RIGHT (%d)", args->causal,
@@ -154,8 +155,9 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
         return fail(SM120_UNSUPPORTED, "lse of batch * heads * q_rows = %" PRId64 " * %" PRId64 " does not fit",
                     args->batch * args->heads, args->q_rows);
     }
-    call->is_ready = status == SM120_OK && is_ready(&call->k) && is_ready(&call->v) &&
-                     (call->is_narrow || copy_rows_is_needless(&call->q, &call->q_shape));
+    const bool are_ready = call->is_converted || (is_ready(&call->k) && is_ready(&call->v)); /* copies are */
+    call->is_ready =
+        status == SM120_OK && are_ready && (call->is_narrow || copy_rows_is_needless(&call->q, &call->q_shape));
     return status;
 }
 

@@ -8,8 +8,7 @@
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-enum { ROWS_MAX = (1 << 30) - 1, STEP = 8, MX_BLOCK = 32 };
-static const int64_t copied_bytes = INT64_C(256) << 20; /* of the sequences that are gathered at once */
+enum { ROWS_MAX = (1 << 30) - 1 };
 
 /* How a call is divided, and where the parts of its workspace begin. */
 struct chunk {
@@ -22,51 +21,17 @@ struct chunk {
 
 /* ---- which calls ---- */
 
-/* Round up to whole steps. */
-static int64_t in_steps(int64_t x, int64_t step) {
-    return (x + step - 1) / step * step;
-}
-
-/* The items of the gather of `batch` sequences; false: too many for one launch. */
-static bool items_fit(const struct cached *call, int64_t batch, int64_t rows) {
-    const int64_t k = call->k_shape.head_dim, v = call->v_shape.head_dim;
-    int64_t items = in_steps(k > v ? k : v, MX_BLOCK) / KV_COLUMNS;
-    return multiply(items, call->args->kv_heads, &items) && multiply(items, batch, &items) &&
-           multiply(items, rows, &items) && items <= INT32_MAX;
-}
-
 static bool is_listed(const struct cached *call) {
     return call->args->page_indptr != 0;
 }
 
 static bool is_copied(const struct cached *call) {
-    return call->is_narrow || call->args->page_table != 0;
+    return call->is_narrow || call->is_converted || call->args->page_table != 0;
 }
 
-/* The columns of a copy of K and of V, in whole steps; and the bytes of a sequence's copies, false: beyond 2^63. */
-static int64_t columns_of(const struct shape *shape) {
-    return in_steps(shape->head_dim, STEP);
-}
-static bool bytes_of_copies(const struct cached *call, int64_t *bytes) {
-    const int64_t columns = columns_of(&call->k_shape) + columns_of(&call->v_shape);
-    return multiply(2 * call->args->kv_heads * columns, call->kv_rows, bytes); /* kv_heads are at most 65535 */
-}
-
-/* The sequences that are copied at once: those that fit into copied_bytes, at least one. With lists of pages all. */
-static int64_t copied_at_once(const struct cached *call) {
-    const int64_t all = call->args->batch;
-    int64_t each = 0;
-    if (is_listed(call)) {
-        return all;
-    }
-    if (!bytes_of_copies(call, &each) || each > copied_bytes) {
-        return 1;
-    }
-    int64_t batch = copied_bytes / each < all ? copied_bytes / each : all;
-    while (batch > 1 && !items_fit(call, batch, call->kv_rows)) {
-        batch = (batch + 1) / 2;
-    }
-    return batch;
+/* Round up to whole steps. */
+static int64_t in_steps(int64_t x, int64_t step) {
+    return (x + step - 1) / step * step;
 }
 
 /* Whether sm120_attention's kernels take less time than the kernel whose CTAs have 16 rows each, or 8: both are
@@ -82,7 +47,7 @@ static int64_t copied_at_once(const struct cached *call) {
  * as a full one. With up to 64 rows one warp of each scheduler has work, which keeps the tensor pipe busy for 0.7 of
  * the time, as in the kernel of few rows: 0.5 / 0.7 of the clocks of 128 rows. For pages, narrow and misaligned caches,
  * copies read K and V and write them in 16 bits at DRAM's rate, and each group of sequences that is copied at once has
- * waves of its own.
+ * waves of its own. For K and V that are converted, the kernel of few rows needs the copies too.
  *
  * RTX 5090: 5,000 GB/s of the L2 are 12.2 bytes a clock of a multiprocessor, 1,509 of DRAM 3.69. For 64 keys and each
  * column of a head a reading takes 256 bytes / 12.2 = 21 clocks, 128 rows 65.6 (timing model) = 3.1 readings, a copy of
@@ -112,14 +77,15 @@ static bool is_faster_in_tiles_of_128(const struct device *device, const struct 
     const double whole = args->q_rows <= HALF_ROWS ? costs[is_hopper].half : costs[is_hopper].whole;
     const double copied = call->is_narrow ? costs[is_hopper].narrow_copied : costs[is_hopper].copied;
     const double few = key_tiles * (double)pairs * row_tiles / all * (call->is_narrow ? costs[is_hopper].narrow : 1.0);
-    const int64_t at_once = is_copied(call) ? copied_at_once(call) : args->batch;
+    const int64_t at_once = is_copied(call) ? copies_at_once(call) : args->batch;
     const double groups = (double)((args->batch + at_once - 1) / at_once);
     const int64_t ctas = at_once * args->heads * (in_steps(args->q_rows, TILE_ROWS) / TILE_ROWS);
     const double waves = groups * (double)((ctas + sms - 1) / sms);
     const double many = waves * (key_tiles * whole + outside);
     const double of_keys = key_tiles * (double)pairs / all * copied;
     const double copies = is_copied(call) || !call->is_ready ? groups * launches + of_keys : 0;
-    return (args->q_rows > TILE_ROWS && call->kv_rows < MANY_KEYS) || many + copies < few;
+    return (args->q_rows > TILE_ROWS && call->kv_rows < MANY_KEYS) ||
+           many + copies < few + (call->is_converted ? copies : 0);
 }
 
 bool cached_is_chunk(const struct device *device, const struct cached *call) {
@@ -128,9 +94,7 @@ bool cached_is_chunk(const struct device *device, const struct cached *call) {
     const bool is_possible = args->tree_mask == 0 && args->num_splits == 0 &&
                              multiply(args->page_rows, args->page_table != 0 ? args->table_pages : 1, &places) &&
                              places <= ROWS_MAX;
-    return is_possible && is_faster_in_tiles_of_128(device, call) &&
-           (!is_copied(call) ||
-            (items_fit(call, 1, places) && args->pages <= INT32_MAX / args->page_rows && call->kv_rows == places));
+    return is_possible && is_faster_in_tiles_of_128(device, call) && (!is_copied(call) || copies_are_possible(call));
 }
 
 /* ---- the workspace ---- */
@@ -141,16 +105,16 @@ static sm120_status lay_out(const struct cached *call, struct chunk *chunk) {
     *chunk = (struct chunk){.call = call,
                             .is_copied = is_copied(call),
                             .is_listed = is_listed(call),
-                            .batch = is_copied(call) ? copied_at_once(call) : args->batch,
-                            .k_columns = columns_of(&call->k_shape),
-                            .v_columns = columns_of(&call->v_shape),
+                            .batch = is_copied(call) ? copies_at_once(call) : args->batch,
+                            .k_columns = copies_columns(&call->k_shape),
+                            .v_columns = copies_columns(&call->v_shape),
                             .rows = call->kv_rows};
     if (!chunk->is_copied) {
         return SM120_OK;
     }
     const int64_t row = 2 * args->kv_heads; /* bytes of a column; kv_heads are at most 65535 */
     int64_t each = 0, k = 0, v = 0;
-    bool fits = bytes_of_copies(call, &each);
+    bool fits = copies_bytes(call, &each);
     const int64_t copies = chunk->is_listed ? 1 : chunk->batch;
     fits = fits && multiply(row * chunk->k_columns, chunk->rows, &k) && multiply(k, copies, &k) &&
            multiply(row * chunk->v_columns, chunk->rows, &v) && multiply(v, copies, &v);
@@ -164,18 +128,6 @@ static sm120_status lay_out(const struct cached *call, struct chunk *chunk) {
 
 /* ---- the launches ---- */
 
-/* A tensor from its batch, or page, `first` on. */
-static sm120_tensor from_batch(const sm120_tensor *x, int64_t first) {
-    sm120_tensor moved = *x;
-    moved.address += x->address != 0 ? (uint64_t)(first * x->batch_stride * tensor_element_bytes(x->dtype)) : 0;
-    return moved;
-}
-
-/* An address behind `count` elements; 0 stays 0. */
-static sm120_address behind(sm120_address address, int64_t count, int64_t bytes) {
-    return address != 0 ? address + (uint64_t)(count * bytes) : 0;
-}
-
 /* A copy in the workspace: [batch][kv_heads][rows][columns]. */
 static sm120_tensor copy_at(const struct chunk *chunk, sm120_address address, int64_t columns) {
     const int64_t head = chunk->rows * columns;
@@ -186,35 +138,13 @@ static sm120_tensor copy_at(const struct chunk *chunk, sm120_address address, in
                           .row_stride = columns};
 }
 
-/* The gather of `batch` sequences from `first` on, or of a list as if it were one sequence. */
+/* The gather of `batch` sequences from `first` on. */
 static sm120_kv_cache_gather_args gather_of(const struct chunk *chunk, int64_t first, int64_t batch,
                                             sm120_address workspace) {
-    const sm120_attention_with_kv_cache_args *const args = chunk->call->args;
-    const int64_t page = args->page_table == 0 ? first : 0;
-    const int64_t entries = chunk->is_listed ? 0 : first * args->table_pages;
-    return (sm120_kv_cache_gather_args){
-        .size = sizeof(sm120_kv_cache_gather_args),
-        .v_swizzled = args->v_swizzled,
-        .batch = chunk->is_listed ? 1 : batch,
-        .kv_heads = args->kv_heads,
-        .rows = chunk->rows,
-        .head_dim = args->head_dim,
-        .v_head_dim = args->v_head_dim,
-        .pages = args->page_table == 0 ? batch : args->pages,
-        .page_rows = args->page_rows,
-        .table_pages = args->page_table == 0 ? 0 : args->table_pages,
-        .k = copy_at(chunk, workspace + (uint64_t)chunk->k, chunk->k_columns),
-        .v = copy_at(chunk, workspace + (uint64_t)chunk->v, chunk->v_columns),
-        .k_cache = from_batch(&args->k, page),
-        .v_cache = from_batch(&args->v, page),
-        .k_blocks = from_batch(&args->k_blocks, page),
-        .v_blocks = from_batch(&args->v_blocks, page),
-        .k_scale = from_batch(&args->k_scale, page),
-        .v_scale = from_batch(&args->v_scale, page),
-        .page_table = behind(args->page_table, entries, sizeof(int32_t)),
-        .kv_lengths = chunk->is_listed ? 0 : workspace + (uint64_t)chunk->lengths + (uint64_t)first * sizeof(int32_t),
-        .stream = args->stream,
-    };
+    const sm120_tensor k = copy_at(chunk, workspace + (uint64_t)chunk->k, chunk->k_columns);
+    const sm120_tensor v = copy_at(chunk, workspace + (uint64_t)chunk->v, chunk->v_columns);
+    const int64_t lengths = chunk->lengths + first * (int64_t)sizeof(int32_t);
+    return copies_gather(chunk->call, first, batch, &k, &v, chunk->is_listed ? 0 : workspace + (uint64_t)lengths);
 }
 
 /* The attention of `batch` sequences from `first` on. */
@@ -232,11 +162,11 @@ static sm120_attention_args attention_of(const struct chunk *chunk, int64_t firs
         .kv_rows = chunk->rows,
         .head_dim = args->head_dim,
         .v_head_dim = args->v_head_dim,
-        .q = from_batch(&args->q, first),
+        .q = tensor_from(&args->q, first),
         .k = args->k,
         .v = args->v,
-        .o = from_batch(&args->o, first),
-        .lse = behind(args->lse, first * args->heads * args->q_rows, sizeof(float)),
+        .o = tensor_from(&args->o, first),
+        .lse = address_behind(args->lse, first * args->heads * args->q_rows, sizeof(float)),
         .scale = args->scale,
         .causal = args->causal,
         .stream = args->stream,
@@ -245,7 +175,7 @@ static sm120_attention_args attention_of(const struct chunk *chunk, int64_t firs
         .window = args->window,
         .softcap = args->softcap,
         .sinks = args->sinks,
-        .alibi_slopes = behind(args->alibi_slopes, first * args->alibi_batch_stride, sizeof(float)),
+        .alibi_slopes = address_behind(args->alibi_slopes, first * args->alibi_batch_stride, sizeof(float)),
         .alibi_batch_stride = args->alibi_slopes != 0 ? args->alibi_batch_stride : 0,
         .kv_lengths = args->kv_lengths,
     };
