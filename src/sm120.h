@@ -869,7 +869,8 @@ SM120_API sm120_status sm120_attention_backward(sm120_device *device, const sm12
  *                 page_table[page_indptr[b + 1] - 1], of table_pages in all; the last holds last_page[b] keys
  * The kernel reads lengths and page numbers, so a captured call may be replayed with other ones. Keys of a page that is
  * not from 0 to pages - 1 are not seen, and their memory is not read. With the kernels of sm120_attention, the keys
- * behind such a page are not seen either. Numbers of pages outside the table are not read either.
+ * behind such a page are not seen either. Numbers of pages outside the table are not read either. The virtual device
+ * returns SM120_FAULT for a length or a page number that is out of range, unless its checks are off.
  * Row i sees key j if i + d - window_left <= j <= i + d + window_right, with d = keys - q_rows. */
 typedef struct sm120_attention_with_kv_cache_args {
     uint32_t size;                                    /* sizeof(sm120_attention_with_kv_cache_args) */
@@ -1025,7 +1026,8 @@ SM120_API sm120_status sm120_repack_scales(sm120_device *device, const sm120_rep
 
 /* Copies between dense keys and values and a cache in pages, in one launch. Key n of a sequence lies in row
  * n % page_rows of a page. A page number or a slot that the cache does not have is never used: append skips such a
- * token, gather gives it zeros. Pages times page_rows are at most 2^31 - 1.
+ * token, gather gives it zeros. The virtual device returns SM120_FAULT instead, unless its checks are off. Pages times
+ * page_rows are at most 2^31 - 1.
  *
  * How a cache holds elements follows from its dtypes:
  *   k_cache          k_blocks (scales in blocks)          k_scale          value of an element

@@ -157,6 +157,27 @@ def device(device_name: str) -> Iterator[pysm120.Device]:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def unchecked_name(device_name: str) -> str:
+    """Name of the device without checks: a call skips wrong lengths, page numbers and slots, as on a GPU."""
+    return f"{device_name}{'&' if '?' in device_name else '?'}checks=off" if "virtual" in device_name else device_name
+
+
+@pytest.fixture
+def unchecked(unchecked_name: str) -> Iterator[pysm120.Device]:
+    """Open the device without checks; close it after the test."""
+    with pysm120.Device(unchecked_name) as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened_unchecked(unchecked_name: str) -> Iterator[OpenDevice]:
+    """Open the device without checks through the C ABI only."""
+    device = OpenDevice(unchecked_name)
+    yield device
+    device.close()
+
+
 @pytest.fixture
 def control_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make SIGINT raise KeyboardInterrupt, here and in child processes.

@@ -218,7 +218,7 @@ def attention_with_kv_cache(
         Values, in any of these forms, whatever the form of the keys.
     kv_lengths : array, int32, shape (B,), optional
         Keys of each sequence, those of q's tokens included. Default: all rows.
-        Numbers outside the cache are clamped to it. Not with lists of pages.
+        On a GPU, numbers outside the cache are clamped to it. Not with lists of pages.
     page_table : array, int32, shape (B, P), or 3 arrays, optional
         The pages of each sequence; page_table[b, n] has its keys n * page to
         (n + 1) * page - 1. Or lists as in FlashInfer: (indptr, indices,
@@ -267,10 +267,12 @@ def attention_with_kv_cache(
     TypeError
         An argument of the wrong type or dtype.
     ValueError
-        An argument of the wrong shape, stride, alignment or value. Numbers of
-        pages and lengths are checked in ndarrays only. On a device, keys of pages
-        that do not exist are not seen, nor, in the kernels of `attention`, those behind;
-        no memory outside the cache is read.
+        An argument of the wrong shape, stride, alignment or value; numbers of pages
+        and lengths in ndarrays. On a GPU, keys of pages that do not exist are not
+        seen, nor, in the kernels of `attention`, those behind; no memory outside the
+        cache is read.
+    FaultError
+        Numbers of pages or lengths out of range, on a virtual device.
 
     Notes
     -----

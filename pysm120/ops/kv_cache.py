@@ -243,7 +243,7 @@ def kv_cache_append(
         (GPT-NeoX, Llama).
     positions : array, int32, shape (T,) with `slots`, else (B, T), optional
         The row of the tables of each token. Default: its key; `slots` need positions.
-        On a device, a position that the tables do not have gives NaN.
+        On a GPU, a position that the tables do not have gives NaN.
     cache_layout : {"NHD", "HND"}
         Order of rows, heads and head size in caches, their scales, and a `k_scale`
         with three dimensions.
@@ -256,12 +256,14 @@ def kv_cache_append(
         An argument of the wrong type or dtype.
     ValueError
         An argument of the wrong shape, stride, alignment or value.
+    FaultError
+        Numbers in device memory that are out of range, on a virtual device.
 
     Notes
     -----
-    A page that the cache does not have is never written: on a device, where values of
-    `slots`, `kv_lengths` and `page_table` are not read, the token is skipped. Two
-    tokens must not have the same place. Elements saturate. A block with a NaN or an
+    A page that the cache does not have is never written: on a GPU, where values of
+    `slots`, `kv_lengths` and `page_table` are not read, the token is skipped; a virtual
+    device raises `FaultError`. Two tokens must not have the same place. Elements saturate. A block with a NaN or an
     infinity gets the scale NaN.
 
     """
@@ -361,6 +363,8 @@ def kv_cache_gather(
         An argument of the wrong type or dtype.
     ValueError
         An argument of the wrong shape, stride, alignment or value.
+    FaultError
+        Numbers in device memory that are out of range, on a virtual device.
 
     """
     call = _Call.of(

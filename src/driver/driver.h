@@ -236,6 +236,9 @@ struct driver {
     bool (*allocated)(CUcontext context, CUdeviceptr address); /* whether an allocation holds the address */
     /* Set the options of the calling thread's next launches. NULL: use the environment. */
     void (*configure)(const struct driver_options *options);
+    /* Whether the calling thread's calls check values in device memory: at every level of checks except off. Its
+     * copies to the host have ended when they return. */
+    bool (*checks)(void);
     /* Set the file name, for messages, of the text that the calling thread loads next. The pointer must stay valid
      * meanwhile. */
     void (*name_text)(const char *name);

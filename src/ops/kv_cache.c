@@ -2,6 +2,7 @@
 #include <inttypes.h>
 
 #include "generated/constants.h"
+#include "ops/cache_numbers.h"
 #include "ops/cache_side.h"
 #include "ops/divisor.h"
 #include "ops/kv_cache.h"
@@ -314,6 +315,33 @@ sm120_status kv_gather_prepare(struct device *device, const sm120_kv_cache_gathe
     return status == SM120_OK ? prepare(device, operation, args, &copy, prepared) : status;
 }
 
+/* Check lengths, page numbers, slots and positions, where they can be read. */
+static sm120_status check_numbers(struct device *device, const sm120_kv_cache_append_args *args, bool is_gather) {
+    if (!numbers_are_checked(device)) {
+        return SM120_OK;
+    }
+    const int64_t all = args->page_rows * (args->page_table != 0 ? args->table_pages : 1);
+    const bool are_behind = args->new_lengths != 0;
+    const struct cache_numbers numbers = {
+        .device = device,
+        .stream = args->stream,
+        .batch = args->batch,
+        .pages = args->pages,
+        .page_rows = args->page_rows,
+        .table_pages = args->table_pages,
+        .page_table = args->page_table,
+        .kv_lengths = args->kv_lengths,
+        .rows = are_behind ? 0 : args->rows,
+        .most = all,
+        .new_rows = are_behind ? args->rows : 0,
+    };
+    const struct rotary_numbers rotary = {args->rotary_cos, args->positions, args->rotary_positions};
+    if (args->slots != 0) {
+        return numbers_check_slots(&numbers, args->slots, args->batch * args->rows, &rotary);
+    }
+    return is_gather ? numbers_check_keys(&numbers, args->rows) : numbers_check_tokens(&numbers, args->rows, &rotary);
+}
+
 /* Check and launch either operation. */
 static sm120_status run(sm120_device *handle, const sm120_kv_cache_append_args *args, bool is_gather) {
     struct device *device;
@@ -327,6 +355,7 @@ static sm120_status run(sm120_device *handle, const sm120_kv_cache_append_args *
                           is_gather ? "sm120_kv_cache_gather_args" : "sm120_kv_cache_append_args");
     status = status == SM120_OK ? check_args(args, is_gather, false, &copy) : status;
     status = status == SM120_OK ? check_places(device, &copy) : status;
+    status = status == SM120_OK ? check_numbers(device, args, is_gather) : status;
     const char *const operation = is_gather ? "kv_cache_gather" : "kv_cache_append";
     status = status == SM120_OK ? prepare(device, operation, args, &copy, &prepared) : status;
     prepared.launch.is_early = !is_gather;

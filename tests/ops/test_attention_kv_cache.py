@@ -176,7 +176,7 @@ def test_scores_that_rise(opened: OpenDevice, rng: np.random.Generator, step: fl
 
 @pytest.mark.parametrize("form", ["table", "lists"])
 @pytest.mark.parametrize("gap", [0, 1])
-def test_pages_that_do_not_exist(opened: OpenDevice, rng: np.random.Generator, form: str, gap: int) -> None:
+def test_pages_that_do_not_exist(opened_unchecked: OpenDevice, rng: np.random.Generator, form: str, gap: int) -> None:
     """Their keys are not seen. Guard bands around the cache would become results."""
     case = Case((90, 61, 16), 3, page=16, form=form, gap=gap, splits=2)
     x = draw(rng, case)
@@ -185,27 +185,29 @@ def test_pages_that_do_not_exist(opened: OpenDevice, rng: np.random.Generator, f
     for number, at in zip((pages, -1, 2**31 - 1, -(2**31), pages + 1), rng.permutation(8), strict=False):
         numbers.reshape(-1)[2 + at if form == "lists" else at] = number
     try:
-        o, lse = run(opened, case, x)
+        o, lse = run(opened_unchecked, case, x)
     finally:
-        opened.release()
+        opened_unchecked.release()
     check_close(wanted(case, x), o, lse)
 
 
 @pytest.mark.parametrize("page", [0, 16])
-def test_lengths_outside_the_cache_are_clamped(opened: OpenDevice, rng: np.random.Generator, page: int) -> None:
+def test_lengths_outside_the_cache_are_clamped(
+    opened_unchecked: OpenDevice, rng: np.random.Generator, page: int
+) -> None:
     case = Case((48, 48, 48), 2, page=page)
     x = draw(rng, case)
     table = None if x.table is None else x.table[:, :3].copy()
     x = x._replace(lengths=np.array([-5, 2**31 - 1, -(2**31)], np.int32), table=table)
     clamped = x._replace(lengths=np.array([0, 48, 0], np.int32))
     try:
-        o, lse = run(opened, case, x)
+        o, lse = run(opened_unchecked, case, x)
     finally:
-        opened.release()
+        opened_unchecked.release()
     check_close(wanted(case, clamped), o, lse)
 
 
-def test_lists_that_are_wrong(opened: OpenDevice, rng: np.random.Generator) -> None:
+def test_lists_that_are_wrong(opened_unchecked: OpenDevice, rng: np.random.Generator) -> None:
     """A list that falls or begins before 0 is empty; the rows of a last page are clamped."""
     case = Case((48, 40, 33, 20), 2, page=16, form="lists")
     x = draw(rng, case)
@@ -216,10 +218,12 @@ def test_lists_that_are_wrong(opened: OpenDevice, rng: np.random.Generator) -> N
     right_ends = np.array([ends[0], ends[1], ends[2], ends[2], ends[2]], np.int32)
     del last
     try:
-        o, lse = run(opened, case, x._replace(table=(wrong_ends, numbers, wrong_last)))
-        before, no_lse = run(opened, case, x._replace(table=(np.array([-7, *ends[1:]], "i4"), numbers, wrong_last)))
+        o, lse = run(opened_unchecked, case, x._replace(table=(wrong_ends, numbers, wrong_last)))
+        before, no_lse = run(
+            opened_unchecked, case, x._replace(table=(np.array([-7, *ends[1:]], "i4"), numbers, wrong_last))
+        )
     finally:
-        opened.release()
+        opened_unchecked.release()
     right = x._replace(table=(right_ends, numbers, np.array([16, 0, 1, 4], np.int32)))
     found = wanted(case, right)
     for b in (0, 1, 2):
@@ -230,30 +234,32 @@ def test_lists_that_are_wrong(opened: OpenDevice, rng: np.random.Generator) -> N
 
 
 @pytest.mark.parametrize("ends", [(5, 9), (8, 11), (9, 12), (2**31 - 8, 2**31 - 1), (5, -(2**31)), (0, 2**31 - 1)])
-def test_lists_behind_the_page_numbers(opened: OpenDevice, rng: np.random.Generator, ends: tuple[int, int]) -> None:
+def test_lists_behind_the_page_numbers(
+    opened_unchecked: OpenDevice, rng: np.random.Generator, ends: tuple[int, int]
+) -> None:
     """The entries of a list that are not among the page numbers are not read; the bytes there would be pages."""
     k, v = (np.zeros((8, 16, 2, 64), DTYPES["bfloat16"]) for _ in range(2))
     q = rng.standard_normal((1, 2, 4, 64)).astype(DTYPES["bfloat16"])
     numbers = np.arange(8, dtype=np.int32)
     x = Inputs(q, k, v, None, (np.array(ends, "i4"), numbers, np.array([16], "i4")), None, None)
     case = Case((0,), 2, page=16, form="lists", causal=False)
-    args = arguments(opened, case, x)
+    args = arguments(opened_unchecked, case, x)
     try:
         # Page numbers that are right lie behind the list.
         longer = np.tile(numbers, 4)
-        args.page_table = Buffer(opened, longer.shape, longer.dtype, values=longer).address
-        o = Buffer(opened, (1, 2, 4, 64), np.float32)
+        args.page_table = Buffer(opened_unchecked, longer.shape, longer.dtype, values=longer).address
+        o = Buffer(opened_unchecked, (1, 2, 4, 64), np.float32)
         args.o.address, args.o.dtype = o.address, lib.SM120_F32
         args.o.batch_stride, args.o.row_stride, args.o.head_stride = o.strides[:3]
-        lse = Buffer(opened, (1, 4, 2), np.float32)
+        lse = Buffer(opened_unchecked, (1, 4, 2), np.float32)
         args.lse = lse.address
-        check(lib.sm120_attention_with_kv_cache(opened.handle, args, 0, 0))
+        check(lib.sm120_attention_with_kv_cache(opened_unchecked.handle, args, 0, 0))
         keys = 16 * max(0, min(ends[1], len(numbers)) - ends[0])
         seen = np.log(keys) if keys else -np.inf
         np.testing.assert_allclose(lse.download(), np.full((1, 4, 2), seen), atol=1e-5)
         assert np.all(o.download() == 0)
     finally:
-        opened.release()
+        opened_unchecked.release()
 
 
 # ---- changes between launches ------------------------------------------------------

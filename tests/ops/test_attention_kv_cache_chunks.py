@@ -186,7 +186,7 @@ def test_narrow_caches(
 
 @pytest.mark.parametrize("form", ["table", "lists"])
 @pytest.mark.parametrize("gap", [0, 1])
-def test_pages_that_do_not_exist(opened: OpenDevice, rng: np.random.Generator, form: str, gap: int) -> None:
+def test_pages_that_do_not_exist(opened_unchecked: OpenDevice, rng: np.random.Generator, form: str, gap: int) -> None:
     """Neither their keys nor later ones of the sequence are seen. Guard bands around the cache would become results."""
     case = Case((90, 61, 16, 600), MANY, page=16, form=form, gap=gap, splits=0)
     x = draw(rng, case)
@@ -198,23 +198,25 @@ def test_pages_that_do_not_exist(opened: OpenDevice, rng: np.random.Generator, f
         right[first[b] + at : first[b] + count] = -1
     table = (x.table[0], right, x.table[2]) if form == "lists" else right.reshape(x.table.shape)
     try:
-        o, lse = run(opened, case, x)
+        o, lse = run(opened_unchecked, case, x)
     finally:
-        opened.release()
+        opened_unchecked.release()
     check_close(wanted(case, x._replace(table=table)), o, lse)
 
 
 @pytest.mark.parametrize("page", [0, 16])
-def test_lengths_outside_the_cache_are_clamped(opened: OpenDevice, rng: np.random.Generator, page: int) -> None:
+def test_lengths_outside_the_cache_are_clamped(
+    opened_unchecked: OpenDevice, rng: np.random.Generator, page: int
+) -> None:
     case = Case((48, 48, 48), MANY, page=page, splits=0)
     x = draw(rng, case)
     table = None if x.table is None else x.table[:, :3].copy()
     x = x._replace(lengths=np.array([-5, 2**31 - 1, -(2**31)], np.int32), table=table)
     clamped = x._replace(lengths=np.array([0, 48, 0], np.int32))
     try:
-        o, lse = run(opened, case, x)
+        o, lse = run(opened_unchecked, case, x)
     finally:
-        opened.release()
+        opened_unchecked.release()
     check_close(wanted(case, clamped), o, lse)
 
 
@@ -222,7 +224,7 @@ def test_lengths_outside_the_cache_are_clamped(opened: OpenDevice, rng: np.rando
     ("ends", "last"), [((2, 5, 9), 16), ((-3, 5, 7), 16), ((5, 3, 9), 4), ((0, 8, 8), 99), ((8, 20, 30), -5)]
 )
 def test_lists_that_are_wrong(
-    opened: OpenDevice, rng: np.random.Generator, ends: tuple[int, int, int], last: int
+    opened_unchecked: OpenDevice, rng: np.random.Generator, ends: tuple[int, int, int], last: int
 ) -> None:
     """Lists that begin before 0, fall or end behind the page numbers; the rows of a last page are clamped."""
     k, v = (rng.standard_normal((8, 16, 2, 64)).astype(BF16) for _ in range(2))
@@ -231,9 +233,9 @@ def test_lists_that_are_wrong(
     case = Case((0, 0), MANY, page=16, form="lists", splits=0)
     x = Inputs(q, k, v, None, (np.array(ends, "i4"), numbers, np.array([last, last], "i4")), None, None)
     try:
-        o, lse = run(opened, case, x)
+        o, lse = run(opened_unchecked, case, x)
     finally:
-        opened.release()
+        opened_unchecked.release()
     begin = [max(e, 0) for e in ends[:2]]
     end = [b if ends[n] < 0 else max(min(ends[n + 1], 8), b) for n, b in enumerate(begin)]
     for n in range(2):  # each list by itself

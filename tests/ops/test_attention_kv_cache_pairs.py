@@ -101,6 +101,36 @@ def test_groups_of_sequences(device: pysm120.Device, rng: np.random.Generator) -
     check_close(exact, o.numpy(), lse.numpy())
 
 
+@pytest.mark.parametrize("form", ["table", "lists"])
+@pytest.mark.parametrize("forms", CONVERTED, ids=str)
+def test_pages_that_do_not_exist(
+    unchecked: pysm120.Device, rng: np.random.Generator, forms: tuple[str, str], form: str
+) -> None:
+    """On a GPU their keys are not seen, those behind them are; so it is on a virtual device without checks."""
+    (k, v), caches = problem(unchecked, rng, forms, (12, 16, 2, 64))
+    q = rng.standard_normal((3, 5, 4, 64)).astype(HALVES["bf16"])
+    lengths, table = np.array([40, 61, 16], np.int32), rng.integers(0, 12, (3, 4)).astype(np.int32)
+    table[0, 1], table[1, 0], table[1, 3], table[2, 0] = 12, -1, 2**31 - 1, -(2**31)
+    given: dict[str, Any] = {"kv_lengths": unchecked.array(lengths), "page_table": unchecked.array(table)}
+    pages: Any = table
+    if form == "lists":
+        pages = (
+            np.array([0, 3, 7, 8], np.int32),
+            table.ravel()[[0, 1, 2, 4, 5, 6, 7, 8]],
+            np.array([8, 13, 16], np.int32),
+        )
+        given = {"page_table": tuple(map(unchecked.array, pages))}
+    tree = rng.random((5, 5)) < 0.5
+    o, lse = pysm120.attention_with_kv_cache(
+        unchecked.array(q), tree_mask=unchecked.array(tree), out_dtype="f4", return_lse=True, **given, **caches
+    )
+    values = [as_read(x, forms[0], forms[1], q.dtype) for x in (k, v)]
+    exact = attention_cached(
+        q, values[0], values[1], None if form == "lists" else lengths, page_table=pages, tree_mask=tree
+    )
+    check_close(exact, o.numpy(), lse.numpy())
+
+
 def test_bfloat16_beyond_float16(device: pysm120.Device) -> None:
     """A value of 65520 or more becomes infinity, a smaller one is rounded; small ones are subnormal or 0."""
     v = np.array([65280, 65536, -1e5, 1e-7, 1e-9, 2.0**-25, 3 * 2.0**-25, np.nan], np.float32).astype(HALVES["bf16"])

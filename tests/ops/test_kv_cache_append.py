@@ -1,5 +1,6 @@
 """kv_cache_append against a NumPy model, bit for bit: every format and place of tokens; and what it refuses."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -161,20 +162,31 @@ def either(request: Any, device: pysm120.Device, monkeypatch: pytest.MonkeyPatch
     return pysm120.Device("virtual")
 
 
+def drawn(right: pysm120.Device, wrong: pysm120.Device, rng: np.random.Generator, **options: Any) -> Iterator[Problem]:
+    """Draw a problem without wrong numbers, and one with some, which only a device without checks skips."""
+    yield Problem(right, rng, **options)
+    yield Problem(wrong, rng, **options, has_wrong=True)
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_the_model(either: pysm120.Device, rng: np.random.Generator, place: str, kind: str) -> None:
+def test_equals_the_model(
+    either: pysm120.Device, unchecked: pysm120.Device, rng: np.random.Generator, place: str, kind: str
+) -> None:
     """Every byte of caches with gaps, tokens that go nowhere, pages that there are not."""
-    for _ in range(3):
-        check_append(Problem(either, rng, place=place, kinds=(kind, str(rng.choice(KINDS)))))
+    for _ in range(2):
+        for problem in drawn(either, unchecked, rng, place=place, kinds=(kind, str(rng.choice(KINDS)))):
+            check_append(problem)
 
 
 @pytest.mark.parametrize("k_kind", KINDS)
-def test_wide_kernels(either: pysm120.Device, rng: np.random.Generator, k_kind: str) -> None:
+def test_wide_kernels(either: pysm120.Device, unchecked: pysm120.Device, rng: np.random.Generator, k_kind: str) -> None:
     """The same for so many tokens that a thread has two parts of a head."""
     for place in PLACES:
         kinds = rng.permutation([k_kind, "nvfp4"])
-        check_append(Problem(either, rng, place=place, kinds=(str(kinds[0]), str(kinds[1])), is_wide=True))
+        pair = str(kinds[0]), str(kinds[1])
+        for problem in drawn(either, unchecked, rng, place=place, kinds=pair, is_wide=True):
+            check_append(problem)
 
 
 def check_append(problem: Problem) -> None:
@@ -268,12 +280,12 @@ def rotated(k: NDArray[Any], tables: NDArray[Any], positions: NDArray[Any], *, i
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_rotary(either: pysm120.Device, rng: np.random.Generator, place: str) -> None:
+def test_rotary(either: pysm120.Device, unchecked: pysm120.Device, rng: np.random.Generator, place: str) -> None:
     """Both conventions, any number of columns, aligned tables or not; positions that there are not."""
     for turn in range(10):
         is_wide = turn >= 8
         kinds = ("nvfp4" if is_wide else str(rng.choice(KINDS)), "copy")
-        problem = Problem(either, rng, place=place, kinds=kinds, is_wide=is_wide)
+        problem = list(drawn(either, unchecked, rng, place=place, kinds=kinds, is_wide=is_wide))[turn // 2 % 2]
         tokens = new_tokens(problem)
         k, v = (
             (rng.standard_normal((*tokens.shape, problem.heads, side.columns)) * 3).astype(problem.dtype)
@@ -281,7 +293,8 @@ def test_rotary(either: pysm120.Device, rng: np.random.Generator, place: str) ->
         )
         columns, interleaved = problem.k.columns, bool(turn % 2)
         dims = [x for x in (2, 6, columns // 4 * 2, columns // 32 * 32, columns) if 0 < x <= columns]
-        tables = rng.standard_normal((2, 20, int(rng.choice(dims)) // 2)).astype(np.float32)
+        table_rows = 20 if problem.has_wrong else max(20, problem.capacity)
+        tables = rng.standard_normal((2, table_rows, int(rng.choice(dims)) // 2)).astype(np.float32)
         gap = int(rng.integers(2))
         placed = []
         for table in tables:
@@ -289,7 +302,8 @@ def test_rotary(either: pysm120.Device, rng: np.random.Generator, place: str) ->
             placed.append(whole[gap:].reshape(*table.shape))
         given = dict(tokens.given)
         if place == "slots" or problem.coin():
-            positions = rng.integers(-2, 23, tokens.shape).astype(np.int32)
+            edges = (-2, 23) if problem.has_wrong else (0, 20)
+            positions = rng.integers(*edges, tokens.shape).astype(np.int32)
             given["positions"] = problem.put(positions)
         else:
             positions = given["kv_lengths"].numpy()[:, None] - tokens.shape[1] + np.arange(tokens.shape[1])
@@ -317,8 +331,9 @@ def test_rotary(either: pysm120.Device, rng: np.random.Generator, place: str) ->
 
 @pytest.mark.parametrize("has_table", [False, True])
 @pytest.mark.parametrize("has_lengths", [False, True])
-def test_new_lengths(device: pysm120.Device, rng: np.random.Generator, has_table: bool, has_lengths: bool) -> None:
+def test_new_lengths(unchecked: pysm120.Device, rng: np.random.Generator, has_table: bool, has_lengths: bool) -> None:
     """kv_lengths count the keys before the append, which writes those after it: more than one CTA, and no room."""
+    device = unchecked
     batch, tokens, heads, columns = 5, 4, 3, 100
     shape = (12, 4, heads, columns) if has_table else (batch, 9, heads, columns)
     caches = [rng.standard_normal(shape).astype(BF16) for _ in "kv"]

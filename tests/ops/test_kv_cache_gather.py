@@ -68,17 +68,21 @@ OPERATION = Operation(
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_equals_the_model(device: pysm120.Device, rng: np.random.Generator, place: str, kind: str) -> None:
+def test_equals_the_model(
+    device: pysm120.Device, unchecked: pysm120.Device, rng: np.random.Generator, place: str, kind: str
+) -> None:
     """Every byte of results with gaps, from a cache of random bytes; keys behind the lengths are 0."""
-    for _ in range(3):
-        problem = Problem(device, rng, place=place, kinds=(kind, str(rng.choice(KINDS))))
+    for turn in range(4):
+        wrong = turn % 2
+        kinds, of = (kind, str(rng.choice(KINDS))), unchecked if wrong else device
+        problem = Problem(of, rng, place=place, kinds=kinds, has_wrong=wrong > 0)
         total = problem.pages * problem.page_rows
         if place == "slots":
-            slots = rng.integers(-1, total + 1, rng.integers(1, 12))
+            slots = rng.integers(-1, total + wrong, rng.integers(1, 12))
             places: list[Any] = [divmod(int(s), problem.page_rows) if 0 <= s < total else None for s in slots]
             given, shape = dict[str, Any](slots=problem.put(slots)), slots.shape
         else:
-            lengths = rng.integers(-1, problem.capacity + 2, problem.batch).astype(np.int32)
+            lengths = rng.integers(-wrong, problem.capacity + 1 + wrong, problem.batch).astype(np.int32)
             rows = int(rng.integers(1, problem.capacity + 3))
             given, shape = {"kv_lengths": problem.put(lengths)}, (problem.batch, rows)
             if place == "table":
@@ -91,7 +95,7 @@ def test_equals_the_model(device: pysm120.Device, rng: np.random.Generator, plac
         gap, out = int(rng.choice([0, 8, 1])), dict[str, Any]()
         for side in (problem.k, problem.v):
             whole = np.full((*shape, problem.heads, side.columns + gap), np.nan, problem.dtype)
-            out[side.letter] = (whole, device.array(whole))
+            out[side.letter] = (whole, problem.put(whole))
         results: dict[str, Any] = {name: x[..., : x.shape[-1] - gap] for name, (_, x) in out.items()}
         pysm120.kv_cache_gather(**problem.options(), **given, **results)
         for side in (problem.k, problem.v):

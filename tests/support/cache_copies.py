@@ -96,7 +96,11 @@ class Side:
 
 
 class Problem:
-    """Tokens of some sequences, and a cache. is_wide: with NVFP4, one token is enough for the wide kernels."""
+    """Tokens of some sequences, and a cache.
+
+    is_wide: with NVFP4, one token is enough for the wide kernels. has_wrong: there are slots, page numbers, lengths and
+    positions outside their ranges.
+    """
 
     def __init__(
         self,
@@ -106,8 +110,9 @@ class Problem:
         place: str,
         kinds: tuple[str, str],
         is_wide: bool = False,
+        has_wrong: bool = False,
     ) -> None:
-        self.device, self.rng, self.place = device, rng, place
+        self.device, self.rng, self.place, self.has_wrong = device, rng, place, has_wrong
         self.dtype = DTYPES[str(rng.choice(list(DTYPES)))]
         sizes = [64, 128, 48, 40, 2, 34, 192]
         k_columns, v_columns = (int(rng.choice(sizes[:4] if is_wide else sizes)) for _ in "kv")
@@ -163,16 +168,15 @@ def new_tokens(problem: Problem) -> Tokens:
             if count <= len(slots)
             else np.pad(slots, (0, count - len(slots)), constant_values=-1)
         )
-        slots = np.where(
-            rng.random(count) < 0.2, rng.choice([-1, -(2**40), problem.pages * problem.page_rows], count), slots
-        )
+        none = [-1, -(2**40), *([problem.pages * problem.page_rows] if problem.has_wrong else [])]
+        slots = np.where(rng.random(count) < 0.2, rng.choice(none, count), slots)
         total = problem.pages * problem.page_rows
         places = [divmod(int(s), problem.page_rows) if 0 <= s < total else None for s in slots]
         return Tokens((count,), {"slots": problem.put(slots)}, places)
     rows = int(rng.integers(1, problem.capacity + 1))
     lengths = rng.integers(0, problem.capacity + 1, problem.batch).astype(np.int32)
     table = problem.table.astype(np.int32)
-    if problem.place == "table" and problem.coin():  # pages that the cache does not have
+    if problem.place == "table" and problem.has_wrong and problem.coin():  # pages that the cache does not have
         table[rng.random(table.shape) < 0.3] = rng.choice([-1, problem.pages, 2**31 - 1])
     places = []
     for sequence, length in enumerate(lengths):

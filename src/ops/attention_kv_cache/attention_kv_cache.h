@@ -28,7 +28,8 @@ struct cached {
 /* Check the arguments except addresses. */
 sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct cached *call);
 
-/* Check the addresses of everything that the call reads and writes. */
+/* Check the addresses of everything that the call reads and writes; on a virtual device also lengths and page numbers,
+ * unless its checks are off. */
 sm120_status cached_check_places(struct device *device, const struct cached *call, const struct workspace *workspace);
 
 /* Choose the kernel and the splits, and find the bytes of the workspace. */

@@ -3,6 +3,7 @@
 
 #include "generated/constants.h"
 #include "ops/attention_kv_cache/attention_kv_cache.h"
+#include "ops/cache_numbers.h"
 #include "ops/copy_rows.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
@@ -161,6 +162,26 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
     return status;
 }
 
+/* Check lengths and page numbers, where they can be read. */
+static sm120_status check_numbers(struct device *device, const struct cached *call) {
+    const sm120_attention_with_kv_cache_args *const args = call->args;
+    const struct cache_numbers numbers = {
+        .device = device,
+        .stream = args->stream,
+        .batch = args->batch,
+        .pages = args->pages,
+        .page_rows = args->page_rows,
+        .table_pages = args->table_pages,
+        .page_table = args->page_table,
+        .page_indptr = args->page_indptr,
+        .last_page = args->last_page,
+        .kv_lengths = args->kv_lengths,
+        .rows = call->kv_rows,
+        .most = call->kv_rows,
+    };
+    return numbers_are_checked(device) ? numbers_check_keys(&numbers, call->kv_rows) : SM120_OK;
+}
+
 sm120_status cached_check_places(struct device *device, const struct cached *call, const struct workspace *workspace) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
     const struct tensor *const k = call->k.tensor, *const v = call->v.tensor;
@@ -217,5 +238,5 @@ sm120_status cached_check_places(struct device *device, const struct cached *cal
             }
         }
     }
-    return status;
+    return status == SM120_OK ? check_numbers(device, call) : status;
 }

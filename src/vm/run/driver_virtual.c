@@ -103,6 +103,10 @@ static CUresult virtual_profile_cta(CUcontext context, int index, const char **k
     return profile_cta(&context->device, index, kernel, cta, executed);
 }
 
+static bool virtual_checks(void) {
+    return options_checks() != CHECKS_OFF;
+}
+
 /* Stop the running launches, which compare the count with its value at their start. */
 static CUresult virtual_interrupt(CUcontext context) {
     if (context == NULL) {
@@ -124,6 +128,7 @@ const struct driver *driver_virtual(void) {
         .allocated = virtual_allocated,
         .interrupt = virtual_interrupt,
         .configure = options_set,
+        .checks = virtual_checks,
         .variable = virtual_variable,
         .profile = virtual_profile,
         .profile_read = virtual_profile_read,
