@@ -228,9 +228,9 @@ def flash_attn_with_kvcache(
     ----------
     q : array, float16 or bfloat16, shape (B, Sq, H, D)
         Queries: the last tokens of each sequence.
-    k_cache, v_cache : array, dtype of q, shape (Bc, S, Hkv, D), or (pages, page, Hkv, D)
+    k_cache, v_cache : array, float16 or bfloat16, shape (Bc, S, Hkv, D), or (pages, page, Hkv, D)
         The cache; with `block_table` in pages, of any size.
-    k, v : array, dtype of q, shape (B, Sn, Hkv, D), optional
+    k, v : array, dtype of k_cache, shape (B, Sn, Hkv, D), optional
         Keys and values of new tokens, written to the cache behind the first
         `cache_seqlens` keys before attention.
     rotary_cos, rotary_sin
