@@ -309,6 +309,7 @@ SINKS = [
     Case((100,), (140,), sinks=True, heads=4),
     Case((100, 100), (140, 90), sinks=True, causal=True, align="top-left", head_dim=128),
     Case((100,), (40,), sinks=True, causal=True),
+    Case((520,), (40,), sinks=True, heads=2),  # more rows than a CTA of dsinks has threads
     Case((10, 1, 0, 64), (20, 33, 130, 1), sinks=True, q_packed=True, kv_packed=True, causal=True, heads=3),
 ]
 MASKS = [

@@ -156,6 +156,7 @@ GROUPS = [
     Case(3, 3, 3, 20, 129, 32, "top-left"),
     Case(2, 8, 2, 1, 300, 128),
     Case(1, 4, 1, 130, 70, 96, "bottom-right"),
+    Case(1, 4, 2, 128, 70, 64),  # heads end where tiles end
     Case(1, 40, 40, 20, 150, 32, "top-left"),  # more than the heads whose tiles take turns
 ]
 TYPES = [

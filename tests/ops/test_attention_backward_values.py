@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backward_cases import Case, backward, judge, name, norm, ready, run
-from backward_reference import Gradients, delta_of, given, gradients
+from backward_cases import Case, backward, draw, judge, name, norm, ready, run
+from backward_reference import Gradients, delta_of, forward, given, gradients
 from harness import DTYPES, OpenDevice
 
 import pysm120
@@ -34,6 +34,17 @@ def test_delta_of_any_values(opened: OpenDevice, rng: np.random.Generator) -> No
     got = run(opened, case, x, o, lse, delta=delta)
     judge(got, given(x, lse, delta), x, lse, delta)
     assert not got.dq[:, 1, 7].any()
+
+
+def test_keys_behind_the_last_have_no_weight(opened: OpenDevice, rng: np.random.Generator) -> None:
+    """exp(score - LSE) of a key of zeros, such as the last tile has behind the last key, is beyond f16 here."""
+    case = Case(1, 2, 1, 70, 100, 64, dtype="float16", scale=0.25)
+    x = draw(rng, case)
+    x = x._replace(q=1 + np.abs(x.q), k=-1 - np.abs(x.k))
+    _, o, lse = forward(x)
+    o, lse = o.astype(np.float32), lse.astype(np.float32)
+    assert np.exp(-lse.astype(float)).max() > np.finfo(np.float16).max
+    judge(run(opened, case, x, o, lse), gradients(x), x, lse, delta_of(x, o))
 
 
 @pytest.mark.parametrize("causal", [None, "bottom-right"])
@@ -87,9 +98,10 @@ def test_accumulation_adds_once(device: pysm120.Device, rng: np.random.Generator
         assert times == 1 or not np.array_equal(got.dv, before.dv)
 
 
-def test_each_result_has_its_own_dtype(device: pysm120.Device, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("case", [Case(1, 2, 1, 70, 60, 64), Case(1, 8, 1, 130, 60, 64)], ids=["whole", "split"])
+def test_each_result_has_its_own_dtype(device: pysm120.Device, rng: np.random.Generator, case: Case) -> None:
     """A result of 16 bits is that in float32, rounded."""
-    x, o, lse = ready(rng, Case(1, 2, 1, 70, 60, 64))
+    x, o, lse = ready(rng, case)
     exact = backward(x, o, lse, device)._asdict()
     for kinds in itertools.permutations(DTYPES.values()):
         results = {n: np.full(y.shape, np.nan, kind) for (n, y), kind in zip(exact.items(), kinds, strict=True)}
