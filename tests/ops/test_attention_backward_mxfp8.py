@@ -454,6 +454,15 @@ def test_a_loss_of_lse_alone(opened: OpenDevice, rng: np.random.Generator, size:
         assert norm(mine - best) <= 0.1 * norm(best)
 
 
+def test_keys_behind_the_last_have_no_weight(opened: OpenDevice, rng: np.random.Generator) -> None:
+    """exp(score - LSE) of a key of zeros, such as the last tile has, would set the scale of 16 keys' dS."""
+    case = Case(1, 2, 1, 70, 100, 64, scale=0.25)
+    x = draw(rng, case)
+    x = x._replace(q=1 + np.abs(x.q), k=-1 - np.abs(x.k))
+    o, lse = results_of_forward(x, case)
+    agree(run(opened, case, x, o, lse, precision="mxfp8"), x, lse, delta_of_rounded(x, o))
+
+
 def test_given_delta_and_dlse(opened: OpenDevice, rng: np.random.Generator) -> None:
     """delta with dlse in it gives what dlse gives; O is then not read. A row with LSE below -2^100 has no gradient."""
     case = Case(2, 4, 2, 70, 140, 64, "bottom-right")

@@ -49,7 +49,7 @@ PAGES = [
         layout=layout,
         splits=splits,
     )
-    for page, splits in ((1, 1), (7, 2), (16, 1), (33, 3), (64, 1))
+    for page, splits in ((1, 1), (7, 2), (15, 1), (16, 1), (33, 3), (64, 1))  # 15: a key less than a tile
     for form, layout in (("table", "NHD"), ("lists", "HND"), ("table", "together"))
 ] + [Case((255, 256, 257, 1), 1, page=256, form="lists", splits=2)]
 EDGES = [
