@@ -1,10 +1,11 @@
-"""Time the virtual SM120: mxfp8 attention compared with NumPy in float32, and Triton's with Triton's interpreter.
+"""Time the virtual SM120: attention and its gradients against NumPy in float32, Triton's against its interpreter.
 
     python benchmarks/virtual.py [--runs 9] [--json FILE]
 
 The two sides of a comparison are timed in turn in one run, on the same cores, because the ratio of a pair drifts less
-than a machine's speed. Figures are medians, with minimum and maximum. The cost of checks and vectors is measured in
-processor time. Triton's part needs the extra `corpus`.
+than a machine's speed. Figures are medians, with minimum and maximum. Gradients, and the cost of checks and vectors,
+are measured in processor time; OPENBLAS_NUM_THREADS=1 keeps NumPy's threads from spinning. Triton's part needs the
+extra `corpus`.
 """
 
 import argparse
@@ -26,12 +27,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 import pysm120
 
 BATCH, HEADS, ROWS, HEAD_DIM = 1, 8, 1024, 128
+BACKWARD_ROWS, BACKWARD_DIM = 512, 64
 LEVELS = ("off", "default", "full")
 FloatArray = npt.NDArray[Any]
 HERE = Path(__file__).resolve().parent
@@ -70,6 +73,23 @@ def numpy_attention(q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
     s /= s.sum(-1, keepdims=True)
     o: FloatArray = s @ v
     return o
+
+
+def numpy_gradients(
+    dout: FloatArray, q: FloatArray, k: FloatArray, v: FloatArray, out: FloatArray, lse: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Gradients of attention in float32, [H, S, D]; lse is [H, S]. The five products are those of the kernels."""
+    scale = np.float32(BACKWARD_DIM**-0.5)
+    p = q @ k.transpose(0, 2, 1)
+    p *= scale
+    p -= lse[..., None]
+    np.exp(p, out=p)
+    dv = p.transpose(0, 2, 1) @ dout
+    ds = dout @ v.transpose(0, 2, 1)
+    ds -= (dout * out).sum(-1, keepdims=True)
+    ds *= p
+    ds *= scale
+    return ds @ k, ds.transpose(0, 2, 1) @ q, dv
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -126,6 +146,28 @@ class Forward:
         numpy_attention(q[0], k[0], v[0])
 
 
+class Backward:
+    """The gradients of attention in bf16 on the virtual device."""
+
+    def __init__(self, level: str) -> None:
+        rng = np.random.default_rng(0)
+        shape = (BATCH, HEADS, BACKWARD_ROWS, BACKWARD_DIM)
+        dout, *inputs = (rng.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16) for _ in range(4))
+        self.device = pysm120.Device(f"virtual?checks={level}")
+        out, lse = pysm120.attention(*inputs, layout="BHSD", return_lse=True, device=self.device)
+        self.host = [x[0].astype(np.float32) for x in (dout, *inputs, out, lse)]
+        self.arrays = [self.device.array(x) for x in (dout, *inputs, out, lse)]
+
+    def __call__(self) -> None:
+        """Run it."""
+        pysm120.attention_backward(*self.arrays, layout="BHSD")
+        self.device.synchronize()
+
+    def reference(self) -> None:
+        """Compute the same gradients in NumPy."""
+        numpy_gradients(*self.host)
+
+
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Limit the number of threads of the device."""
@@ -138,13 +180,17 @@ def threads(count: int) -> Iterator[None]:
 
 
 def against_numpy(runs: int) -> Iterator[Figure]:
-    """Every level at the size of the goal, and every size at level default."""
+    """Every level at the size of the goal, and every size at level default; then gradients."""
     for level in LEVELS:
         forward = Forward(ROWS, level)
         yield compare(f"S {ROWS}, level {level}", forward, "NumPy float32", forward.reference, runs)
     for rows in (256, 512, 2048):
         forward = Forward(rows, "default")
         yield compare(f"S {rows}, level default", forward, "NumPy float32", forward.reference, runs)
+    for level in ("off", "default"):
+        backward = Backward(level)
+        what = f"bf16 backward, S {BACKWARD_ROWS}, D {BACKWARD_DIM}, processor time at level {level}"
+        yield compare(what, backward, "NumPy float32", backward.reference, runs, processor_time)
 
 
 def by_threads(runs: int) -> Iterator[Figure]:
@@ -331,7 +377,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     print(f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}, {processor()}, {cores} cores")
-    print(f"mxfp8 forward, B {BATCH}, H {HEADS}, D {HEAD_DIM}; medians of {arguments.runs}\n")
+    print(f"B {BATCH}, H {HEADS}; unless a line says more, mxfp8 forward, D {HEAD_DIM}; medians of {arguments.runs}\n")
     rows = []
     for figure in figures(arguments.runs):
         row = figure.row()
