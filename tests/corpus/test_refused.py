@@ -37,7 +37,12 @@ MODULES = [
         ".entry k()\n.reqnctapercluster 3, 3, 1\n{ ret; }",
         r"5:1: error: a cluster of 3 x 3 x 1 CTAs; expected at most 8",
     ),
-    (".entry k()\n.blocksareclusters\n{ ret; }", r"5:1: error: unsupported directive '.blocksareclusters'"),
+    (".entry k()\n.blocksareclusters\n{ ret; }", r"5:1: error: .blocksareclusters needs .reqntid and .reqnctapercl"),
+    (
+        ".entry k() .reqntid 1 .blocksareclusters { ret; }",
+        r"error: .blocksareclusters needs .reqntid and .reqnctapercl",
+    ),
+    (".func f() .blocksareclusters { ret; }", r"4:11: error: unsupported directive '.blocksareclusters'"),
     (".func f();\n.entry k()\n{ call f; ret; }", r"4:7: error: 'f' is called but has no body"),
     (".extern .func f();\n.entry k()\n{ call f; ret; }", r"6:8: error: 'f' is not defined in this module"),
     (".func f(.param .b32 a) { ret; }\n.entry k()\n{ call f; ret; }", r"the call has 0 arguments and 0 results"),

@@ -300,3 +300,57 @@ def test_directed_pairs(device: pysm120.Device, rng: np.random.Generator, mode: 
         # The last is rounded twice here, once to double: seldom, and then by less than a float32 can tell.
         assert got[:5].tolist() == want[:5]
         assert abs(float(got[5]) - want[5]) <= np.spacing(np.float32(abs(want[5])))
+
+
+CLUSTERS = """
+.visible .entry k(.param .u64 y) .blocksareclusters .reqntid 32, 1, 1 .reqnctapercluster {}
+{{
+    .reg .b32 r<12>;
+    .reg .b64 d, e;
+    ld.param.u64 d, [y];
+    mov.v4.u32 {{r0, r1, r2, _}}, %nctaid;
+    mov.v4.u32 {{r3, r4, r5, _}}, %ctaid;
+    mov.v4.u32 {{r6, r7, r8, _}}, %nclusterid;
+    mov.u32 r9, %cluster_ctarank;
+    mad.lo.u32 r10, r5, r1, r4;
+    mad.lo.u32 r10, r10, r0, r3;
+    mad.wide.u32 d, r10, 16, d;
+    st.global.v4.u32 [d], {{r0, r6, r9, r3}};
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(("cluster", "shape"), [("1, 1, 1", (1, 1, 1)), ("2", (2, 1, 1)), ("2, 1, 2", (2, 1, 2))])
+def test_blocks_are_clusters(device: pysm120.Device, cluster: str, shape: tuple[int, int, int]) -> None:
+    """A launch gives the number of clusters: the grid has their CTAs, in every dimension."""
+    grid = (3, 2, 4)
+    ctas = tuple(n * m for n, m in zip(grid, shape, strict=True))
+    out = device.zeros((*ctas[::-1], 4), np.uint32)
+    device.load(HEAD + CLUSTERS.format(cluster))["k"](grid, 32, out)
+    z, _, x = np.meshgrid(*(np.arange(n) for n in ctas[::-1]), indexing="ij")
+    rank = x % shape[0] + shape[0] * (z % shape[2])
+    assert np.array_equal(out.numpy(), np.stack([0 * x + ctas[0], 0 * x + grid[0], rank, x], axis=-1))
+
+
+def test_clusters_of_a_grid_that_is_too_large(device: pysm120.Device) -> None:
+    kernel = device.load(HEAD + ".entry k() .blocksareclusters .reqntid 1 .reqnctapercluster 1, 2 { ret; }")["k"]
+    kernel((1, 2), 1)
+    with pytest.raises(pysm120.Error, match=r"grid \(1, 80000, 1\).* expected 1 to 2147483647 \(x\) and 65535"):
+        kernel((1, 40_000), 1)
+
+
+def test_sizes_of_shared_memory(device: pysm120.Device) -> None:
+    """In units of 128 bytes; the aggregate has the 1024 bytes of the system too. There are no device graphs."""
+    body = """
+    .shared .b8 s[100];
+    mov.u32 r0, s;
+    mov.u32 r0, %total_smem_size;
+    mov.u32 r1, %aggr_smem_size;
+    mov.u64 w0, %current_graph_exec;
+    mov.u32 r4, %dynamic_smem_size;
+    st.global.v2.u32 [out], {r0, r1};
+    st.global.u64 [out + 8], w0;
+    st.global.u32 [out + 16], r4;
+    """
+    assert run(device, body, 5) == [128, 1024 + 128, 0, 0, 0]

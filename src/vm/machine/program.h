@@ -116,6 +116,7 @@ enum special {
     SPECIAL_SMID,
     SPECIAL_NSMID,
     SPECIAL_GRIDID,
+    SPECIAL_GRAPH,
     SPECIAL_LANEMASK_EQ,
     SPECIAL_LANEMASK_LE,
     SPECIAL_LANEMASK_LT,
@@ -123,6 +124,7 @@ enum special {
     SPECIAL_LANEMASK_GT,
     SPECIAL_DYNAMIC_SMEM_SIZE,
     SPECIAL_TOTAL_SMEM_SIZE,
+    SPECIAL_AGGR_SMEM_SIZE,
     SPECIAL_GRID_WORKSPACE_HIGH,
     SPECIAL_GRID_WORKSPACE_LOW,
     SPECIAL_ZERO,
@@ -209,6 +211,7 @@ struct CUfunc_st {
     uint32_t register_limit, resident; /* .maxnreg and .minnctapersm; 0: not given */
     int dynamic_limit;                 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
     bool is_entry;
+    bool counts_clusters; /* .blocksareclusters: a launch gives the clusters of the grid, not its CTAs */
 };
 
 struct device;

@@ -210,6 +210,14 @@ static void run_shared(struct launch *launch) {
 
 /* ---- checks -------------------------------------------------------------------------------------------------- */
 
+/* Compute the CTAs of the grid. The launch of a kernel with .blocksareclusters gives its clusters. */
+static void count_ctas(const struct CUfunc_st *f, const uint32_t grid[3], uint32_t ctas[3]) {
+    for (int k = 0; k < 3; ++k) {
+        const uint64_t n = (uint64_t)grid[k] * (f->counts_clusters ? f->cluster[k] : 1);
+        ctas[k] = n < UINT32_MAX ? (uint32_t)n : UINT32_MAX; /* which check_grid() rejects */
+    }
+}
+
 /* Check that grid and block fit the chip and the kernel's own declarations. */
 static CUresult check_grid(const struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3]) {
     const uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
@@ -391,8 +399,10 @@ static void close_parts(struct launch *launch) {
 }
 
 /* Run a kernel to its end. */
-CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
+CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t given[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments, bool is_cooperative) {
+    uint32_t grid[3];
+    count_ctas(f, given, grid);
     enum checks checks;
     uint64_t seed = 0, limit = 0, patience = 0;
     CUresult r = check_grid(f, grid, block);

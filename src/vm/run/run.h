@@ -31,7 +31,7 @@ void schedule_close(struct launch *launch);
 void room_free(struct cta *room);
 
 /* launch.c */
-CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t grid[3], const uint32_t block[3],
+CUresult launch_run(struct device *device, struct CUfunc_st *f, const uint32_t given[3], const uint32_t block[3],
                     uint32_t dynamic, void **arguments, bool is_cooperative);
 /* Return the bytes of shared memory of a CTA with this much dynamic memory. */
 uint32_t launch_shared(const struct CUfunc_st *f, uint32_t dynamic);

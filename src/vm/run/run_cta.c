@@ -36,12 +36,15 @@ static uint32_t warp_register(const struct warp *w, uint32_t special) {
         const uint32_t values[] = {m->id[k] / size, launch->grid[k] / size, m->id[k] % size, size};
         return values[(special - SPECIAL_CLUSTERID_X) / 3];
     }
+    enum { UNIT = 128 /* bytes in which a CTA gets shared memory */ };
+    const uint32_t shared = (launch->cta_shared + UNIT - 1) / UNIT * UNIT;
     const uint32_t others[][2] = {{SPECIAL_WARPID, w->number},
                                   {SPECIAL_NWARPID, MAX_WARPS},
                                   {SPECIAL_SMID, (uint32_t)(m->linear % launch->multiprocessors)},
                                   {SPECIAL_NSMID, launch->multiprocessors},
                                   {SPECIAL_DYNAMIC_SMEM_SIZE, launch->dynamic_bytes},
-                                  {SPECIAL_TOTAL_SMEM_SIZE, launch->cta_shared},
+                                  {SPECIAL_TOTAL_SMEM_SIZE, shared},
+                                  {SPECIAL_AGGR_SMEM_SIZE, SHARED_BASE + shared},
                                   {SPECIAL_CLUSTER_CTARANK, w->rank},
                                   {SPECIAL_CLUSTER_NCTARANK, launch->ranks},
                                   {SPECIAL_GRID_WORKSPACE_HIGH, (uint32_t)(launch->workspace >> 32)},
@@ -77,8 +80,8 @@ static void set_specials(struct warp *w) {
     const struct CUfunc_st *f = w->function;
     for (uint32_t k = 0; k < f->special_count; ++k) {
         uint32_t *d = destination(w, f->specials[k].slot);
-        if (f->specials[k].special == SPECIAL_GRIDID) {
-            memset(d, 0, 256);
+        if (f->specials[k].special == SPECIAL_GRIDID || f->specials[k].special == SPECIAL_GRAPH) {
+            memset(d, 0, 256); /* there are no device graphs */
             continue;
         }
         for (uint32_t l = 0; l < WARP; ++l) {

@@ -484,6 +484,8 @@ static const struct {
                 {"%lanemask_gt", SPECIAL_LANEMASK_GT, T_U32},
                 {"%dynamic_smem_size", SPECIAL_DYNAMIC_SMEM_SIZE, T_U32},
                 {"%total_smem_size", SPECIAL_TOTAL_SMEM_SIZE, T_U32},
+                {"%aggr_smem_size", SPECIAL_AGGR_SMEM_SIZE, T_U32},
+                {"%current_graph_exec", SPECIAL_GRAPH, T_U64},
                 {"%envreg1", SPECIAL_GRID_WORKSPACE_HIGH, T_U32},
                 {"%envreg2", SPECIAL_GRID_WORKSPACE_LOW, T_U32},
                 {"%clusterid.x", SPECIAL_CLUSTERID_X, T_U32},

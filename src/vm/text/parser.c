@@ -642,10 +642,17 @@ static void read_parameter(struct parser *p, struct parameter *to) {
 
 /* Read .reqntid 128, .maxntid 32, 4 and the other directives between the parameters and the body. */
 void read_performance(struct parser *p, struct CUfunc_st *f) {
+    struct token unsized = p->token;
     while (p->token.kind == TOKEN_DOT) {
         const struct token t = p->token;
         uint32_t *to = token_is(&t, ".reqntid") ? f->required : token_is(&t, ".maxntid") ? f->maximum : NULL;
         uint32_t *cluster = token_is(&t, ".reqnctapercluster") ? f->cluster : NULL;
+        if (f->is_entry && token_is(&t, ".blocksareclusters")) {
+            token_next(p);
+            f->counts_clusters = true;
+            unsized = t;
+            continue;
+        }
         if (to == NULL && cluster == NULL && !token_is(&t, ".explicitcluster") && !token_is(&t, ".minnctapersm") &&
             !token_is(&t, ".maxnreg") && !token_is(&t, ".maxnctapersm") && !token_is(&t, ".noreturn") &&
             !token_is(&t, ".pragma") && !token_is(&t, ".maxclusterrank") && !token_is(&t, ".abi_preserve") &&
@@ -689,6 +696,9 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
             error_at(p, &t, "a cluster of %u x %u x %u CTAs; expected at most %d", cluster[0], cluster[1], cluster[2],
                      (int)MAX_CLUSTER);
         }
+    }
+    if (f->counts_clusters && (f->required[0] == 0 || f->cluster[0] == 0)) {
+        error_at(p, &unsized, ".blocksareclusters needs .reqntid and .reqnctapercluster");
     }
 }
 
