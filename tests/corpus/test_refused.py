@@ -22,6 +22,7 @@ STATEMENTS = [
     ("alloca.u64 d0, d1, 8;", "dynamic stack allocation is not supported"),
     ("call nowhere;", "undefined function 'nowhere'"),
     ("call d0, ();", "a call by address needs a prototype"),
+    ("fma.rn.oob.f16x2 r0, r1, r2, r3;", ".oob looks for a NaN of the chip's own"),
 ]
 
 

@@ -64,7 +64,6 @@ TAKEN_BY_PTXAS = (
     Row(r"^rcp\..*ftz\..*f64", "rcp.rn.ftz.f64 $df, $df;", "PTX has no .ftz here"),
     Row(r"^testp\.f", "testp.f32 $p, $f;", "PTX names a test"),
     Row(r"^fma\.r[zmp]\.bf16", "fma.rz.bf16 $h, $h, $h, $h;", "fma of halves rounds to nearest"),
-    Row(r"^barrier\.aligned\.sync", "barrier.aligned.sync 0;", "of .sync alone, not of .arrive"),
     Row(r"^setp\b.*expects two predicates", "setp.lt.and.bf16x2 $p, $r, $r, $p;", "PTX has a predicate for each half"),
     Row(r"expects a 64-bit global address", "cp.async.ca.shared.global [$r], [$r], 4;", "ptxas warns: too narrow"),
     Row(r"^\w+(\.\w+)*\.bf16\b.*\{.*expects a \.bf16", "add.bf16 $h, {$h, $h}, $h;", "the rest is overlooked"),

@@ -652,5 +652,8 @@ void decode(struct parser *p) {
         }
         return;
     }
-    error_at(p, &s->opcode, "unknown instruction '%s'", s->name);
+    error_at(p, &s->opcode, "unknown instruction '%s'%s", s->name,
+             strncmp(s->name, "fma.", 4) == 0 && has(p, "oob")
+                 ? ": .oob looks for a NaN of the chip's own, whose bits PTX does not tell"
+                 : "");
 }

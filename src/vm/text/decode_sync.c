@@ -120,6 +120,15 @@ static bool decode_other_barrier(struct parser *p, uint32_t at, bool is_bar) {
     return true;
 }
 
+/* Go past the .aligned of barrier.aligned.sync: ptxas takes it before .sync, but not before .arrive and .red. */
+static bool take_early_aligned(struct parser *p, uint32_t *at) {
+    const struct statement *const s = &p->statement;
+    const bool is_early = *at + 2 == s->modifiers && s->modifier_length[*at] == 7 && s->modifier_length[*at + 1] == 4 &&
+                          memcmp(s->modifier[*at], "aligned", 7) == 0 && memcmp(s->modifier[*at + 1], "sync", 4) == 0;
+    *at += is_early;
+    return is_early;
+}
+
 /* bar{.cta}.op and barrier{.cta}.op{.aligned}. bar is always aligned. */
 void decode_bar(struct parser *p) {
     struct statement *s = &p->statement;
@@ -133,9 +142,10 @@ void decode_bar(struct parser *p) {
         return;
     }
     take(p, &at, "cta");
+    const bool is_early = !is_bar && take_early_aligned(p, &at);
     const int op = take_choice(p, &at, "sync arrive red");
     const int reduce = op == 2 ? take_choice(p, &at, "popc and or") : -1;
-    const bool aligned = take(p, &at, "aligned") | is_bar;
+    const bool aligned = is_bar || is_early || take(p, &at, "aligned");
     const bool is_typed = op != 2 || take(p, &at, reduce == 0 ? "u32" : "pred");
     take_end(p, at);
     if (op < 0 || (op == 2 && reduce < 0) || !is_typed) {
@@ -210,9 +220,18 @@ void decode_fence(struct parser *p) {
         }
     } else {
         int scope = -1;
-        take_choice(p, &at, "sc acq_rel acquire release");
-        if (take_choice(p, &at, "sync_restrict::shared::cta sync_restrict::shared::cluster") >= 0) {
-            take(p, &at, "cluster");
+        const int order = take_choice(p, &at, "release acquire sc acq_rel");
+        const int space = take_choice(p, &at, "sync_restrict::shared::cta sync_restrict::shared::cluster");
+        if (space >= 0 && space != order) {
+            error_at(p, &s->opcode,
+                     "unknown instruction '%s': only .release.sync_restrict::shared::cta and "
+                     ".acquire.sync_restrict::shared::cluster are fences",
+                     s->name);
+        }
+        if (space >= 0) {
+            if (!take(p, &at, "cluster")) {
+                unknown(p);
+            }
         } else if ((scope = take_choice(p, &at, "cta cluster gpu sys")) < 0) {
             unknown(p);
         }
