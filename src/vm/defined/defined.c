@@ -310,6 +310,7 @@ static const struct entry others[] = {
     {call_direct, {NULL, defined_called, 0, BRANCH}},
     {call_indirect, {defined_address, defined_called, 0, BRANCH}},
     {call_return, {NULL, defined_returned, 0, BRANCH}},
+    {call_refused, {NULL, NULL, 0, OUTSIDE}},
     {print_format, {print_operands, writes_d, 0, OUTSIDE}},
     {print_assertion, {NULL, NULL, 0, OUTSIDE}},
     {atomic_run, {defined_operand, defined_atomic, 0, OUTSIDE}},

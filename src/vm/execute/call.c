@@ -117,6 +117,11 @@ enum step call_indirect(struct warp *w, const struct inst *i, uint32_t mask) {
     return part(w, mask, target);
 }
 
+/* The code of a function that cannot run, but whose address a call may have. */
+enum step call_refused(struct warp *w, const struct inst *i, uint32_t mask) {
+    return fault_at(w, CUDA_ERROR_NOT_SUPPORTED, lowest_bit(mask), "%s", (const char *)i->more);
+}
+
 /* ret from a function */
 enum step call_return(struct warp *w, const struct inst *i, uint32_t mask) {
     uint32_t target[WARP] = {0};

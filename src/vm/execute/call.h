@@ -4,6 +4,6 @@
 
 #include "vm/machine/cta.h"
 
-handler call_direct, call_indirect, call_return;
+handler call_direct, call_indirect, call_return, call_refused;
 
 #endif

@@ -4,6 +4,7 @@
  * thread's local memory starts with the argument area, through which arguments and results are passed. The kernel's
  * own variables follow, then the frames of the calls. A call stores its arguments to the area with ordinary store
  * instructions; the function loads them into its frame. Results return the same way. */
+#include <stdio.h>
 #include <string.h>
 
 #include "vm/execute/call.h"
@@ -123,6 +124,25 @@ const struct signature *read_prototype(struct parser *p) {
     read_performance(p, &ignored);
     expect(p, ';', "';'");
     return s;
+}
+
+/* .calltargets f, g; names functions that a call by address may reach. They have the same parameters. */
+const struct signature *read_call_targets(struct parser *p) {
+    const struct signature *first = NULL;
+    do {
+        token_next(p);
+        const struct symbol *const s = symbol_find(p, p->token.at, p->token.length);
+        if (p->token.kind != TOKEN_NAME || s == NULL || s->definition == NULL) {
+            error_at(p, &p->token, "expected a function before '%.*s'", (int)p->token.length, p->token.at);
+        }
+        if (first != NULL && !signature_equal(first, s->definition->signature)) {
+            error_at(p, &p->token, "the functions of .calltargets must have the same parameters");
+        }
+        first = s->definition->signature;
+        token_next(p);
+    } while (p->token.kind == ',');
+    expect(p, ';', "';'");
+    return first;
 }
 
 /* ---- declarations ---- */
@@ -399,8 +419,8 @@ static struct call_text read_call_text(struct parser *p) {
         }
         const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
         if (s == NULL || s->kind != SYMBOL_LABEL || s->prototype == NULL) {
-            error_at(p, &p->token, "'%.*s' is not a call prototype; expected a label of .callprototype",
-                     (int)p->token.length, p->token.at);
+            error_at(p, &p->token, "'%.*s' is not a label of .callprototype or .calltargets", (int)p->token.length,
+                     p->token.at);
         }
         c.prototype = s->prototype;
         token_next(p);
@@ -460,7 +480,7 @@ static const struct signature *call_signature(struct parser *p, const struct cal
         error_at(p, t, "undefined function '%.*s'", (int)t->length, t->at);
     }
     if (d == NULL && c->prototype == NULL) {
-        error_at(p, t, "a call by address needs a prototype: a label of .callprototype");
+        error_at(p, t, "a call by address needs a prototype: a label of .callprototype or .calltargets");
     }
     const struct signature *s = d != NULL ? d->signature : c->prototype;
     if (s->argument_count != c->argument_count || s->result_count != c->result_count) {
@@ -468,6 +488,26 @@ static const struct signature *call_signature(struct parser *p, const struct cal
                  c->result_count, s->argument_count, s->result_count);
     }
     return s;
+}
+
+/* Note that a call by address has this signature. */
+static void note_prototype(struct parser *p, const struct signature *s) {
+    const struct prototype *known = p->prototypes;
+    while (known != NULL && !signature_equal(known->signature, s)) {
+        known = known->next;
+    }
+    if (known == NULL) {
+        struct prototype *const new = parser_take(p, sizeof *new);
+        *new = (struct prototype){p->prototypes, s};
+        p->prototypes = new;
+    }
+}
+
+/* Create the copy of a function that belongs to this kernel. */
+static void create_routine(struct parser *p, struct definition *d) {
+    d->owner = p->function;
+    d->routine = parser_take(p, sizeof *d->routine);
+    d->routine->definition = d;
 }
 
 /* call{.uni} {(results),} target {, (arguments)} {, prototype} */
@@ -496,12 +536,12 @@ void read_call(struct parser *p) {
     p->places[p->length - 1].opcode = counter_index("call", 4);
     use_attach(p);
     if (d != NULL && d->owner != p->function) {
-        d->owner = p->function;
-        d->routine = parser_take(p, sizeof *d->routine);
-        d->routine->definition = d;
+        create_routine(p, d);
     }
     site->callee = d != NULL ? d->routine : NULL;
-    p->calls_by_address |= d == NULL;
+    if (d == NULL) {
+        note_prototype(p, s);
+    }
     for (uint32_t k = 0; k < s->result_count; ++k) {
         pass(p, &s->results[k], &c.results[k], false);
     }
@@ -509,12 +549,16 @@ void read_call(struct parser *p) {
 
 /* ---- linking ---- */
 
+/* Return a copy of a function's name. */
+static char *name_of(struct parser *p, const struct definition *d) {
+    char *const name = parser_take(p, d->symbol->length + 1);
+    return memcpy(name, d->symbol->name, d->symbol->length);
+}
+
 /* Read the body of a function into the kernel's code. */
 static void link_body(struct parser *p, struct definition *d) {
     struct routine *r = d->routine;
-    char *name = parser_take(p, d->symbol->length + 1);
-    memcpy(name, d->symbol->name, d->symbol->length);
-    r->name = name;
+    r->name = name_of(p, d);
     r->pc = p->length;
     r->first = p->register_bytes;
     r->first_predicate = p->predicates;
@@ -537,27 +581,157 @@ static void link_body(struct parser *p, struct definition *d) {
     r->saved_bytes = ((r->end - r->first) / 128 * 8 + (r->end_predicate - r->first_predicate) + 15) / 16 * 16;
 }
 
+static void link_current(struct parser *p) {
+    struct definition *const d = p->linking;
+    if (!d->has_body) {
+        error_at(p, &d->token,
+                 d->is_extern ? "'%.*s' is not defined in this module, and modules are not linked"
+                              : "'%.*s' is called but has no body",
+                 (int)d->symbol->length, d->symbol->name);
+    }
+    link_body(p, d);
+}
+
+/* Give a function that cannot run code that faults with the reasons. */
+static void refuse(struct parser *p, struct definition *d, const struct reason *reasons) {
+    enum { BYTES = 900 };
+    struct routine *const r = d->routine;
+    char *const text = parser_take(p, BYTES);
+    size_t used = (size_t)snprintf(text, BYTES, "a call of %.200s, which cannot run:\n", name_of(p, d));
+    for (; reasons != NULL && used < BYTES; reasons = reasons->next) {
+        used += (size_t)snprintf(text + used, BYTES - used, "%s", reasons->text);
+    }
+    const size_t length = strlen(text);
+    text[length - 1] = '\0'; /* the last line feed */
+    *r = (struct routine){.name = name_of(p, d),
+                          .definition = d,
+                          .pc = p->length,
+                          .frame = register_take(p, T_B64),
+                          .first = p->register_bytes,
+                          .end = p->register_bytes,
+                          .first_predicate = p->predicates,
+                          .end_predicate = p->predicates};
+    p->located = (struct location){0};
+    p->statement = (struct statement){.opcode = d->token, .start = d->token.at, .name = "call"};
+    emit(p, call_refused)->more = text;
+    p->places[p->length - 1].opcode = counter_index("call", 4);
+}
+
+/* Read a function that is reached by address only. If it cannot run, the kernel can: a call of it is a fault. */
+static void link_or_refuse(struct parser *p) {
+    struct entry *const entry = p->entry, trial = {.name = entry->name};
+    struct scope *const scope = p->scope;
+    const CUresult result = p->result;
+    const uint32_t length = p->length;
+    p->entry = &trial;
+    const bool is_read = parser_try(p, link_current);
+    p->entry = entry;
+    if (is_read && trial.reasons == NULL) {
+        return;
+    }
+    while (p->scope != scope) {
+        scope_drop(p);
+    }
+    p->result = result;
+    p->routine = NULL;
+    p->length = length;
+    refuse(p, p->linking, trial.reasons);
+}
+
+/* Read the functions that are called so far, and those that they call. */
+static void link_called(struct parser *p, struct CUfunc_st *f, void (*read)(struct parser *)) {
+    for (bool again = true; again;) {
+        again = false;
+        for (struct definition *d = p->definitions; d != NULL; d = d->next) {
+            if (d->owner == f && f->routines[d->number] == NULL) {
+                f->routines[d->number] = d->routine;
+                p->linking = d;
+                read(p);
+                again = true;
+            }
+        }
+    }
+}
+
+/* Go behind ( ... ). */
+static void skip_list(struct parser *p) {
+    while (p->token.kind != ')' && p->token.kind != TOKEN_END) {
+        token_next(p);
+    }
+    token_next(p);
+}
+
+/* Go behind the function that a call or a declaration names, unless it is a register. */
+static void skip_target(struct parser *p) {
+    do {
+        token_next(p);
+    } while (p->token.kind == TOKEN_DOT);
+    if (p->token.kind == '(') {
+        skip_list(p);
+        accept(p, ',');
+    }
+    accept(p, TOKEN_NAME);
+}
+
+/* Find the functions whose addresses the module uses: whatever names them, except calls, declarations, aliases and
+ * debug information. */
+static void find_taken(struct parser *p) {
+    p->knows_taken = true;
+    lexer_start(&p->lexer, p->lexer.text, p->module->name != NULL ? p->module->name : "<ptx>");
+    token_next(p);
+    while (p->token.kind != TOKEN_END) {
+        const int end = token_is(&p->token, ".alias") ? ';' : token_is(&p->token, ".section") ? '}' : 0;
+        while (end != 0 && p->token.kind != end && p->token.kind != TOKEN_END) {
+            token_next(p);
+        }
+        if (token_is(&p->token, "call") || token_is(&p->token, ".func")) {
+            skip_target(p);
+            continue;
+        }
+        const struct symbol *const s =
+            p->token.kind == TOKEN_NAME ? symbol_find(p, p->token.at, p->token.length) : NULL;
+        if (s != NULL && s->definition != NULL) {
+            s->definition->is_taken = true;
+        }
+        token_next(p);
+    }
+    for (struct definition *d = p->definitions; d != NULL; d = d->next) {
+        d->is_taken |= d->symbol->definition->is_taken; /* of an alias, the function's */
+    }
+}
+
+/* Return whether a call by address may reach a function. */
+static bool is_candidate(const struct parser *p, const struct definition *d) {
+    const struct prototype *s = p->prototypes;
+    while (s != NULL && !signature_equal(s->signature, d->signature)) {
+        s = s->next;
+    }
+    return d->is_taken && s != NULL;
+}
+
 /* Read every function that the kernel, or a function it calls, may call. */
 static void link_bodies(struct parser *p, struct CUfunc_st *f) {
     f->routine_count = p->definition_count + 1;
     f->routines = parser_take(p, f->routine_count * sizeof(struct routine *));
-    for (bool again = true; again;) {
+    link_called(p, f, link_current);
+    if (p->prototypes != NULL && !p->knows_taken) {
+        find_taken(p);
+    }
+    for (bool again = p->prototypes != NULL; again;) {
         again = false;
         for (struct definition *d = p->definitions; d != NULL; d = d->next) {
-            if (p->calls_by_address && d->has_body && d->owner != f) {
-                d->owner = f;
-                d->routine = parser_take(p, sizeof *d->routine);
-                d->routine->definition = d;
+            if (d->owner != f && is_candidate(p, d)) {
+                create_routine(p, d);
+                again = true;
             }
-            if (d->owner != f || f->routines[d->number] != NULL) {
-                continue;
-            }
-            if (!d->has_body) {
-                error_at(p, &d->token, "'%.*s' is called but has no body", (int)d->symbol->length, d->symbol->name);
-            }
+        }
+        link_called(p, f, link_or_refuse);
+    }
+    for (struct definition *d = p->definitions; d != NULL && p->prototypes != NULL; d = d->next) {
+        if (d->owner != f && d->is_taken) { /* it fits no call: only its name is needed */
+            create_routine(p, d);
+            d->routine->name = name_of(p, d);
             f->routines[d->number] = d->routine;
-            link_body(p, d);
-            again = true;
         }
     }
 }
@@ -633,5 +807,5 @@ void link_functions(struct parser *p, struct CUfunc_st *f) {
         p->local_bytes = f->frame_bytes + need.bytes + (search.recursive ? RECURSION_BYTES : 0);
     }
     p->sites = NULL;
-    p->calls_by_address = false;
+    p->prototypes = NULL;
 }

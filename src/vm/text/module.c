@@ -139,7 +139,7 @@ static void read_new_entry(struct parser *p) {
     }
 }
 
-/* Skip an entry that may call functions which are declared later. */
+/* Skip an entry that may call functions, or name variables, which are defined later. */
 static void defer_entry(struct parser *p) {
     struct deferred *d = module_take(p, sizeof *d);
     d->lexer = p->lexer;
@@ -167,7 +167,7 @@ static void read_declaration(struct parser *p) {
         token_next(p);
     }
     const struct token t = p->token;
-    if (token_is(&t, ".entry") && p->definitions != NULL) {
+    if (token_is(&t, ".entry") && (p->definitions != NULL || p->has_extern || p->has_prototypes)) {
         defer_entry(p);
     } else if (token_is(&t, ".entry")) {
         read_new_entry(p);
@@ -280,6 +280,8 @@ static void read_sources(struct parser *p) {
 
 static void read_all(struct parser *p) {
     read_sources(p);
+    p->has_prototypes =
+        strstr(p->lexer.text, ".callprototype") != NULL || strstr(p->lexer.text, ".calltargets") != NULL;
     scope_open(p);
     read_module(p);
 }

@@ -643,6 +643,7 @@ static void name_parse(struct parser *p, struct operand *o) {
             vector_register(p, o, s, &name);
         }
     } else if (s != NULL && s->kind == SYMBOL_VARIABLE) {
+        need_supported(p, &name, s);
         o->kind = OPERAND_SYMBOL;
         o->symbol = s;
         symbol_place(p, s);

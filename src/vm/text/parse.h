@@ -62,6 +62,8 @@ struct symbol {
     bool is_dynamic;
     bool is_argument;                  /* a .param variable of a function or a call, in local memory */
     bool is_prototype;                 /* an entry that is declared but not yet defined */
+    bool is_extern;                    /* a variable without a definition so far */
+    const char *unsupported;           /* why code that names the variable cannot run; NULL: it can */
     struct definition *definition;     /* of a function */
     const struct signature *prototype; /* of a label */
 };
@@ -154,8 +156,14 @@ struct definition {
     struct token token;
     uint32_t number;
     bool has_body, is_extern;
+    bool is_taken; /* the module uses its address */
     struct routine *routine;
     const struct CUfunc_st *owner; /* the kernel that `routine` belongs to */
+};
+/* Signatures of calls by address, each once. */
+struct prototype {
+    struct prototype *next;
+    const struct signature *signature;
 };
 /* An entry whose body is read after all functions are known. */
 struct deferred {
@@ -232,17 +240,21 @@ struct parser {
     struct constant *constants;
     uint32_t constant_count, constant_space, constant_bytes;
     uint32_t register_bytes, predicates, shared_bytes, local_bytes;
-    uint32_t reserved_shared;             /* address of the memory reserved for cooperative groups; 0: not used */
-    uint32_t const_bytes;                 /* of the module */
+    uint32_t reserved_shared;         /* address of the memory reserved for cooperative groups; 0: not used */
+    uint32_t const_bytes;             /* of the module */
+    bool has_extern, has_samplers;    /* of the module: .extern variables, .target texmode_independent */
+    bool has_prototypes, knows_taken; /* of the module: .callprototype or .calltargets; definition.is_taken is set */
+    const struct symbol *unsupported; /* what an initialiser names that is not supported; NULL: nothing */
     uint32_t special_slot[SPECIAL_COUNT]; /* slot + 1 */
     uint8_t *wide;                        /* [register / 128] */
     uint32_t wide_space;
     struct definition *definitions; /* latest first */
     uint32_t definition_count, argument_bytes;
     struct deferred *deferred, **deferred_end;
-    struct routine *routine; /* the function being read; NULL: the kernel itself */
-    struct call_site *sites; /* of the kernel itself */
-    bool calls_by_address;
+    struct routine *routine;      /* the function being read; NULL: the kernel itself */
+    struct call_site *sites;      /* of the kernel itself */
+    struct prototype *prototypes; /* of calls by address, in the kernel and in functions that it may call */
+    struct definition *linking;
     struct statement statement;
     int depth; /* nesting depth of constant expressions */
 };
@@ -279,6 +291,7 @@ void read_function(struct parser *p, bool is_extern);
 void read_arguments(struct parser *p); /* .param variables of a call */
 void read_alias(struct parser *p);
 const struct signature *read_prototype(struct parser *p);
+const struct signature *read_call_targets(struct parser *p);
 void read_call(struct parser *p);
 /* Emit the return from a function or, outside functions, the end of the thread. */
 void emit_return(struct parser *p);
@@ -293,6 +306,8 @@ void skip_block(struct parser *p);
 void operand_parse(struct parser *p, struct operand *o);
 int64_t constant_integer(struct parser *p);
 struct symbol *symbol_find(struct parser *p, const char *name, uint32_t length);
+/* Report an error if a name is that of a variable that is not supported. */
+void need_supported(struct parser *p, const struct token *name, const struct symbol *s);
 struct symbol *symbol_add(struct parser *p, const struct token *token, const char *name, uint32_t length,
                           enum symbol_kind kind);
 struct symbol *symbol_add_range(struct parser *p, const struct token *name, enum type type, uint64_t count);

@@ -535,6 +535,8 @@ static bool read_label(struct parser *p) {
         read_targets(p, label);
     } else if (token_is(&p->token, ".callprototype")) {
         label->prototype = read_prototype(p);
+    } else if (token_is(&p->token, ".calltargets")) {
+        label->prototype = read_call_targets(p);
     }
     return true;
 }
@@ -775,7 +777,7 @@ static void start_function(struct parser *p, struct CUfunc_st *f) {
     p->routine = NULL;
     p->located = (struct location){0};
     p->sites = NULL;
-    p->calls_by_address = false;
+    p->prototypes = NULL;
     p->code = NULL;
     p->places = NULL;
     p->constants = NULL;
