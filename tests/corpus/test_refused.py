@@ -33,7 +33,9 @@ def test_statement(device: pysm120.Device, statement: str, reason: str) -> None:
 
 
 MODULES = [
-    (".global .texref t;", r"4:9: error: textures and surfaces are not supported"),
+    (".shared .texref t;", r"4:9: error: textures and surfaces are not supported"),
+    (".global .samplerref t;", r"4:9: error: textures and surfaces are not supported"),
+    (".entry k() { .global .texref t; ret; }", r"4:22: error: textures and surfaces are not supported"),
     (
         ".entry k()\n.reqnctapercluster 3, 3, 1\n{ ret; }",
         r"5:1: error: a cluster of 3 x 3 x 1 CTAs; expected at most 8",
@@ -51,7 +53,8 @@ MODULES = [
     (".func f() { ret; }\n.func f() { ret; }", r"'f' is defined twice"),
     (".func f(.param .b32 a);\n.func f() { ret; }", r"'f' was declared earlier with other parameters"),
     (".func f() { ret;", r"expected '}', but the text ends"),
-    (".extern .global .b32 x;", r"modules are not linked"),
+    (".extern .global .b32 x = 1;", r"an .extern variable cannot have an initial value"),
+    (".extern .global .b32 x; .visible .global .f32 x;", r"'x' is declared twice"),
     (".entry f() { ret; }\n.entry k() { .reg .b64 d; mov.u64 d, f; ret; }", r"'f' is a kernel; launches from a kernel"),
 ]
 

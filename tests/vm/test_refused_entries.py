@@ -74,6 +74,48 @@ def test_what_no_entry_owns_is_refused_at_once(device: pysm120.Device) -> None:
             device.load(HEAD + BAD + GOOD + wrong)
 
 
+UNUSED = [
+    ".global .texref other;",
+    ".global .surfref other[4];",
+    ".global .texref a = {width = 4, height = {1}}, other;",
+    ".extern .global .b32 other;",
+    ".extern .global .align 8 .b32 a[], other[3];",
+    ".extern .const .b32 other;",
+    ".extern .shared .b32 other[4];",
+    ".extern .global .texref other;",
+    ".extern .global .b32 a; .global .u64 table[2] = {a, a}; .global .u64 other = generic(table);",
+]
+USER = ".entry {}() {{\n .reg .b64 a;\n mov.b64 a, other;\n add.u64 a, a, other;\n ret; }}\n"
+
+
+@pytest.mark.parametrize("declaration", UNUSED)
+def test_declarations_that_no_code_names(device: pysm120.Device, declaration: str) -> None:
+    """Only entries that name them cannot run, also through a function."""
+    reason = r"'other' (is a texture|is not defined in this module|holds the address of 'table', which holds)"
+    function = ".func f() { .reg .b64 a; mov.b64 a, other; ret; }\n" + CALLER.format("calls")
+    text = HEAD + declaration + function + USER.format("names") + GOOD
+    module = device.load(text)
+    assert works(module, device)
+    for name in ("calls", "names"):
+        with pytest.raises(pysm120.InvalidProgramError, match=reason) as refused:
+            module[name]
+        assert str(refused.value).count("error:") == (2 if name == "names" else 1)
+    with pytest.raises(pysm120.InvalidProgramError, match=reason) as refused:
+        device.load(text, strict=True)
+    assert str(refused.value).count("error:") == 3
+    assert works(device.load(HEAD + declaration + GOOD, strict=True), device)
+
+
+def test_extern_variable_that_is_defined_later(device: pysm120.Device) -> None:
+    """An entry between the declaration and the definition may name it."""
+    entry = ".entry good(.param .u64 p) {\n .reg .b64 a; .reg .b32 x;\n ld.param.u64 a, [p]; ld.global.b32 x, [v];\n"
+    entry += " st.global.u32 [a], x; ret; }\n"
+    declared, defined = ".extern .global .b32 v;\n", ".visible .global .b32 v = 7;\n"
+    for parts in ((declared, entry, defined), (declared, defined, entry), (defined, declared, declared, entry)):
+        module = device.load(HEAD + "".join(parts), strict=True)
+        assert works(module, device)
+
+
 def test_many_reasons(device: pysm120.Device) -> None:
     body = "".join(f" frob{n} a;\n" for n in range(1000))
     with pytest.raises(pysm120.InvalidProgramError) as refused:

@@ -53,6 +53,7 @@ static void read_target(struct parser *p) {
     }
     token_next(p);
     while (accept(p, ',')) {
+        p->has_samplers |= token_is(&p->token, "texmode_independent");
         expect(p, TOKEN_NAME, "a target option");
     }
 }

@@ -620,6 +620,12 @@ static void vector_register(struct parser *p, struct operand *o, const struct sy
     }
 }
 
+void need_supported(struct parser *p, const struct token *name, const struct symbol *s) {
+    if (s->unsupported != NULL) {
+        error_at(p, name, "'%.*s' %s", (int)name->length, name->at, s->unsupported);
+    }
+}
+
 /* Parse a name: register, hardware register, variable or label. */
 static void name_parse(struct parser *p, struct operand *o) {
     const struct token name = p->token;

@@ -81,6 +81,9 @@ static uint64_t read_address(struct parser *p, unsigned bytes) {
     const struct symbol *s = symbol_find(p, p->token.at, p->token.length);
     const bool is_variable =
         s != NULL && s->kind == SYMBOL_VARIABLE && (s->space == SPACE_GLOBAL || s->space == SPACE_CONST);
+    if (is_variable && s->unsupported != NULL) {
+        p->unsupported = s;
+    }
     if (bytes != 8 || !(is_variable || (s != NULL && s->kind == SYMBOL_FUNCTION && s->definition != NULL))) {
         error_at(p, &p->token, "expected a constant or the address of a global variable or function");
     }
@@ -200,6 +203,38 @@ static void place_global(struct parser *p, struct symbol *s) {
     s->address = address;
 }
 
+/* Add the symbol of a variable. One that was declared .extern before gets its definition, and the reverse. */
+static struct symbol *add_variable(struct parser *p, const struct variable *v) {
+    struct symbol *const s = symbol_find(p, v->name.at, v->name.length);
+    const bool is_known = s != NULL && s->scope == p->scope && s->kind == SYMBOL_VARIABLE && s->space == v->space &&
+                          s->type == v->type && (s->is_extern || v->is_extern);
+    return is_known ? s : symbol_add(p, &v->name, v->name.at, v->name.length, SYMBOL_VARIABLE);
+}
+
+/* Record a variable of another module. Code that names it cannot run, unless its definition follows. */
+static void declare_extern(struct parser *p, const struct variable *v) {
+    struct symbol *const s = add_variable(p, v);
+    if (p->token.kind == '=') {
+        error_at(p, &p->token, "an .extern variable cannot have an initial value");
+    }
+    if (s->type != T_NONE && !s->is_extern) {
+        return; /* it was defined before */
+    }
+    s->type = v->type;
+    s->space = v->space;
+    s->is_extern = p->has_extern = true;
+    s->unsupported = "is not defined in this module, and modules are not linked";
+}
+
+/* Mark a variable whose initial value has the address of one that is not supported. */
+static void inherit_unsupported(struct parser *p, struct symbol *s, const struct symbol *from) {
+    enum { SIZE = 160 };
+    char *const text = module_take(p, SIZE);
+    snprintf(text, SIZE, "holds the address of '%.*s', which %s", (int)(from->length < 50 ? from->length : 50),
+             from->name, from->unsupported);
+    s->unsupported = text;
+}
+
 /* Declare one variable and read its initialiser. */
 static void declare_variable(struct parser *p, struct variable *v) {
     if (p->token.kind != TOKEN_NAME) {
@@ -208,7 +243,13 @@ static void declare_variable(struct parser *p, struct variable *v) {
     v->name = p->token;
     token_next(p);
     read_dimensions(p, v);
-    struct symbol *s = symbol_add(p, &v->name, v->name.at, v->name.length, SYMBOL_VARIABLE);
+    if (v->is_extern && !(v->space == SPACE_SHARED && v->is_open)) {
+        declare_extern(p, v);
+        return;
+    }
+    struct symbol *s = add_variable(p, v);
+    s->is_extern = false;
+    s->unsupported = NULL;
     s->type = v->type;
     s->space = v->space;
     s->align = v->align;
@@ -220,10 +261,6 @@ static void declare_variable(struct parser *p, struct variable *v) {
     s->is_dynamic = v->space == SPACE_SHARED && v->is_open;
     if (s->is_dynamic && !v->is_extern) {
         error_at(p, &v->name, "'%.*s' has no size; shared memory without a size must be .extern", (int)v->name.length,
-                 v->name.at);
-    }
-    if (v->is_extern && !s->is_dynamic) {
-        error_at(p, &v->name, "'%.*s' is not defined in this module, and modules are not linked", (int)v->name.length,
                  v->name.at);
     }
     if (v->space == SPACE_CONST && (s->bytes > MAX_CONST || (p->const_bytes += (uint32_t)s->bytes) > MAX_CONST)) {
@@ -248,8 +285,41 @@ static void declare_variable(struct parser *p, struct variable *v) {
         }
         token_next(p);
         uint8_t *to = (uint8_t *)(uintptr_t)s->address;
+        p->unsupported = NULL;
         read_initialiser(p, v, to, 0);
+        if (p->unsupported != NULL) {
+            inherit_unsupported(p, s, p->unsupported);
+        }
     }
+}
+
+/* Read the rest of .global .texref a, b[4] = { ... }; Code that names such a variable cannot run. */
+static void read_opaque(struct parser *p) {
+    do {
+        token_next(p); /* the type, or the comma before */
+        const struct token name = p->token;
+        expect(p, TOKEN_NAME, "a name");
+        struct variable v = {.name = name};
+        read_dimensions(p, &v);
+        struct symbol *const s = symbol_add(p, &name, name.at, name.length, SYMBOL_VARIABLE);
+        s->type = T_B64;
+        s->space = SPACE_GLOBAL;
+        s->unsupported = "is a texture, surface or sampler; these are not supported";
+        if (accept(p, '=')) {
+            if (p->token.kind != '{') {
+                expect(p, '{', "'{'");
+            }
+            skip_block(p);
+        }
+    } while (p->token.kind == ',');
+    expect(p, ';', "';'");
+}
+
+/* Return whether the type of a variable of a module is .texref, .surfref or .samplerref. */
+static bool is_opaque(const struct parser *p, const struct variable *v) {
+    const struct token *const t = &p->token;
+    return v->space == SPACE_GLOBAL && v->vector == 1 && p->function == NULL &&
+           (token_is(t, ".texref") || token_is(t, ".surfref") || (p->has_samplers && token_is(t, ".samplerref")));
 }
 
 /* .attribute(.managed) of a .global variable, which the host shares. Its memory is the device's: host code cannot name
@@ -288,6 +358,10 @@ void read_variables(struct parser *p, enum space space, bool is_extern) {
         } else {
             break;
         }
+    }
+    if (is_opaque(p, &v)) {
+        read_opaque(p);
+        return;
     }
     v.type = token_type(p);
     if (v.type == T_PRED) {
