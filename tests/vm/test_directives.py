@@ -354,3 +354,57 @@ def test_sizes_of_shared_memory(device: pysm120.Device) -> None:
     st.global.u32 [out + 16], r4;
     """
     assert run(device, body, 5) == [128, 1024 + 128, 0, 0, 0]
+
+
+def test_float_expressions(device: pysm120.Device) -> None:
+    """In double precision, rounded once; a comparison gives an integer."""
+    body = """
+    mov.f32 f0, 1.0 / 3.0 + 0.25 * 2.0;
+    mov.f32 f1, -(1.0 - .75e-1);
+    mov.u32 r0, 1.5 <= .5e1;
+    mov.f64 w0, 16777217.0 / 3.0;
+    ld.global.f32 f2, [x];
+    st.global.v2.f32 [out], {f0, f1};
+    st.global.u32 [out + 8], r0;
+    st.global.f32 [out + 12], f2;
+    st.global.b64 [out + 16], w0;
+    """
+    words = run(device, body, 6, before=".global .f32 x = 3.0 * .1;\n")
+    floats = np.array([1.0 / 3.0 + 0.25 * 2.0, -(1.0 - 0.75e-1), 3.0 * 0.1], np.float32).view(np.uint32)
+    wide = np.array([16777217.0 / 3.0]).view(np.uint32)
+    assert words == [*floats[:2], 1, floats[2], *wide]
+
+
+@pytest.mark.parametrize("text", ["1.0 + 1", "0f3f800000 + 1.0", "1.0 % 2.0", "1.0 / 0.0", "1 ? 1.0 : 2.0", ".e1"])
+def test_wrong_float_expressions(device: pysm120.Device, text: str) -> None:
+    with pytest.raises(pysm120.InvalidProgramError):
+        run(device, f"mov.f32 f0, {text};", 1)
+
+
+@pytest.mark.parametrize("is_explicit", [False, True])
+def test_explicit_cluster(device: pysm120.Device, *, is_explicit: bool) -> None:
+    """Also in a function, which is part of each kernel that calls it."""
+    text = (
+        HEAD
+        + ".func (.reg .b32 y) f() {.reg .pred q; mov.pred q, !%is_explicit_cluster; selp.b32 y, 2, 3, q; ret; }"
+        + ".visible .entry k(.param .u64 p) "
+        + ".reqnctapercluster 1 " * is_explicit
+        + """{
+    .reg .b64 d; .reg .b32 r<2>; .reg .pred q;
+    ld.param.u64 d, [p];
+    mov.pred q, %is_explicit_cluster;
+    selp.b32 r0, 1, 0, q;
+    call (r1), f;
+    st.global.v2.b32 [d], {r0, r1};
+    ret;
+}
+"""
+    )
+    out = device.zeros(2, np.uint32)
+    device.load(text)["k"](1, 1, out)
+    assert out.numpy().tolist() == ([1, 3] if is_explicit else [0, 2])
+
+
+def test_names_of_dimensions(device: pysm120.Device) -> None:
+    body = "mov.u32 r0, %ntid.r; mov.u32 r1, %nctaid.b; mov.u32 r2, %tid.a; st.global.v2.u32 [out], {r0, r1};"
+    assert run(device, body, 2) == [1, 1]

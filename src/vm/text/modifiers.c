@@ -32,6 +32,7 @@ static const struct {
     {"createpolicy", "fractional range cvt"},
     {"cvt", "pack"},
     {"cvta", "to"},
+    {"div", "full"},
     {"dp2a", "lo hi"},
     {"fence", "proxy"},
     {"mad", "lo hi wide"},

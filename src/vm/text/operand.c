@@ -284,8 +284,16 @@ static struct expression unary(struct parser *p) {
     } else if (t.kind == TOKEN_NAME && token_is(&t, "WARP_SZ")) {
         e.integer = WARP;
         token_next(p);
+    } else if (t.kind == TOKEN_DOT && t.length > 1 && t.at[1] >= '0' && t.at[1] <= '9') { /* .5 */
+        char *end;
+        e = (struct expression){.real = strtod(t.at, &end), .is_real = true};
+        p->lexer.next = end;
+        token_next(p);
     } else if (accept(p, '(')) {
-        if (p->token.kind == TOKEN_DOT) { /* a cast, (.s64) or (.u64) */
+        if (p->token.kind == TOKEN_DOT) { /* a cast */
+            if (!token_is(&p->token, ".s64") && !token_is(&p->token, ".u64")) {
+                error_at(p, &p->token, "a cast is (.s64) or (.u64)");
+            }
             token_next(p);
             expect(p, ')', "')'");
             e = unary(p);
@@ -397,6 +405,42 @@ static uint64_t combine(struct parser *p, const struct token *operator, uint64_t
     }
 }
 
+/* Compute a binary operator on two floats, in double precision; comparisons give integers. */
+static struct expression combine_reals(struct parser *p, const struct token *operator, const struct expression *left,
+                                       const struct expression *right) {
+    const double a = left->real, b = right->real;
+    if (!left->is_real || !right->is_real || left->single || right->single) {
+        error_at(p, operator, "an operator takes two integers, or two floats that are not written as bits");
+    }
+    switch (operator->kind) {
+    case '+':
+        return (struct expression){.real = a + b, .is_real = true};
+    case '-':
+        return (struct expression){.real = a - b, .is_real = true};
+    case '*':
+        return (struct expression){.real = a * b, .is_real = true};
+    case '/':
+        if (b == 0) {
+            error_at(p, operator, "division by zero");
+        }
+        return (struct expression){.real = a / b, .is_real = true};
+    case '<':
+        return (struct expression){.integer = a < b};
+    case '>':
+        return (struct expression){.integer = a > b};
+    case TOKEN_AT_MOST:
+        return (struct expression){.integer = a <= b};
+    case TOKEN_AT_LEAST:
+        return (struct expression){.integer = a >= b};
+    case TOKEN_EQUAL:
+        return (struct expression){.integer = a == b};
+    case TOKEN_UNEQUAL:
+        return (struct expression){.integer = a != b};
+    default:
+        error_at(p, operator, "the operator takes integers only");
+    }
+}
+
 static struct expression binary(struct parser *p, int least) {
     struct expression left = unary(p);
     for (;;) {
@@ -408,7 +452,8 @@ static struct expression binary(struct parser *p, int least) {
         token_next(p);
         const struct expression right = binary(p, level + 1);
         if (left.is_real || right.is_real) {
-            error_at(p, &operator, "operators in constant expressions take integers only");
+            left = combine_reals(p, &operator, &left, &right);
+            continue;
         }
         left.integer = combine(p, &operator, left.integer, right.integer);
     }
@@ -426,6 +471,9 @@ static struct expression conditional(struct parser *p) {
     const struct expression yes = conditional(p);
     expect(p, ':', "':'");
     const struct expression no = conditional(p);
+    if (e.is_real || yes.is_real || no.is_real) {
+        error_at(p, &p->token, "the operator ? takes integers only");
+    }
     --p->depth;
     return e.integer != 0 ? yes : no;
 }
@@ -524,6 +572,10 @@ static bool special_parse(struct parser *p, struct operand *o, const struct toke
     }
     memcpy(text, name->at, (size_t)length);
     text[length] = 0;
+    if (length == (int)name->length + 2) { /* %tid.r is %tid.x */
+        const char *const rgba = "rgba", *const letter = strchr(rgba, text[length - 1]);
+        text[length - 1] = letter != NULL ? "xyzw"[letter - rgba] : text[length - 1];
+    }
     for (size_t i = 0; i < sizeof specials / sizeof *specials; ++i) {
         if (strcmp(specials[i].name, text) != 0) {
             continue;
@@ -660,6 +712,11 @@ static void name_parse(struct parser *p, struct operand *o) {
         o->symbol = s;
     } else if (token_is(&name, "%reserved_smem_offset_1")) {
         reserved_parse(p, o);
+    } else if (token_is(&name, "%is_explicit_cluster") && strcmp(p->statement.name, "mov.pred") == 0) {
+        o->kind = OPERAND_PREDICATE; /* the one that is always true, or its negation */
+        o->type = T_PRED;
+        o->name = "%is_explicit_cluster";
+        o->negate = p->function->cluster[0] == 0;
     } else if (!special_vector(p, o, &name) && !special_parse(p, o, &name)) {
         o->kind = OPERAND_LABEL;
     }
@@ -732,7 +789,7 @@ void operand_parse(struct parser *p, struct operand *o) {
             if (o->kind != OPERAND_PREDICATE) {
                 error_at(p, &o->token, "expected a predicate after '!'");
             }
-            o->negate = true;
+            o->negate = !o->negate;
             return;
         }
         p->token = sign; /* a constant: 1 if it is 0, else 0 */

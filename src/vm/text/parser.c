@@ -538,6 +538,15 @@ static void read_location(struct parser *p) {
     }
 }
 
+/* .pragma "nounroll", ...; has no effect. */
+static void read_pragma(struct parser *p) {
+    do {
+        token_next(p);
+        expect(p, TOKEN_STRING, "a string");
+    } while (p->token.kind == ',');
+    expect(p, ';', "';'");
+}
+
 /* Read a directive inside a function body. */
 void read_directive(struct parser *p) {
     const struct token t = p->token;
@@ -557,11 +566,7 @@ void read_directive(struct parser *p) {
     } else if (token_is(&t, ".loc")) {
         read_location(p);
     } else if (token_is(&t, ".pragma")) {
-        token_next(p);
-        while (p->token.kind != ';' && p->token.kind != TOKEN_END) {
-            token_next(p);
-        }
-        expect(p, ';', "';'");
+        read_pragma(p);
     } else {
         error_at(p, &t, "unsupported directive '%.*s'", (int)t.length, t.at);
     }
@@ -735,12 +740,11 @@ void read_performance(struct parser *p, struct CUfunc_st *f) {
             !token_is(&t, ".abi_preserve_control")) {
             error_at(p, &t, "unsupported directive '%.*s'", (int)t.length, t.at);
         }
-        token_next(p);
         if (token_is(&t, ".pragma")) {
-            expect(p, TOKEN_STRING, "a string");
-            expect(p, ';', "';'");
+            read_pragma(p);
             continue;
         }
+        token_next(p);
         for (int n = 0; p->token.kind == TOKEN_INTEGER && n < 3; ++n) {
             if (to != NULL && (p->token.integer < 1 || p->token.integer > 1024)) {
                 error_at(p, &p->token, "%llu threads are out of range; expected 1 to 1024",
