@@ -20,6 +20,15 @@ SYNTAX = "Parsing error"
 MEMORY = 2 << 30  # bytes: some statements make ptxas 13.0 allocate without end
 
 
+def exists() -> bool:
+    """Return whether this machine has ptxas."""
+    try:
+        build.assembler(build.find_nvcc(), "sm_120f")
+    except (build.BuildError, OSError):
+        return False
+    return True
+
+
 def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
