@@ -22,6 +22,10 @@ STATEMENTS = [
     ("alloca.u64 d0, d1, 8;", "dynamic stack allocation is not supported"),
     ("call nowhere;", "undefined function 'nowhere'"),
     ("call d0, ();", "a call by address needs a prototype"),
+    (
+        "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.add.u32 [r0], [r1], 16, [r2];",
+        "bulk reductions into shared memory are not supported",
+    ),
     ("fma.rn.oob.f16x2 r0, r1, r2, r3;", ".oob looks for a NaN of the chip's own"),
 ]
 

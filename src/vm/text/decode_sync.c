@@ -670,7 +670,8 @@ static void decode_bulk(struct parser *p, uint32_t at, bool reduce, struct inst 
     const bool loads = to >= 0 && to < 2 && from == 2, stores = to == 2 && from == 0;
     const bool inside = to == 1 && from == 0, fills = loads || inside;
     if ((!fills && !stores) || (reduce && fills)) {
-        error_at(p, &s->opcode, "unsupported instruction '%s'", s->name);
+        error_at(p, &s->opcode, "unsupported instruction '%s'%s", s->name,
+                 reduce && fills ? ": bulk reductions into shared memory are not supported" : "");
     }
     if (!take(p, &at, fills ? "mbarrier::complete_tx::bytes" : "bulk_group")) {
         unknown(p);
