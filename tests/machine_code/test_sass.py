@@ -111,6 +111,14 @@ def test_a_kernel_without_a_loop_has_no_main_loop() -> None:
         function.main_loop()
 
 
+def test_lines_as_long_as_the_name_of_the_kernel() -> None:
+    """nvdisasm fills lines up to that length, between operands and a remark too; they are read in linear time."""
+    text = REAL.replace("R226 ;   ", 'R226 (*"SpillRefill"*);   ').replace("   ", " " * 4000)
+    assert len(text) > 100_000
+    found, known = ([(x.opcode, x.operands) for x in sass.parse(one)["kernel"].instructions] for one in (text, REAL))
+    assert found == known
+
+
 def test_text_that_ends_too_early() -> None:
     text = "\n".join(listing("k", [Op("NOP")]).splitlines()[:-1])
     with pytest.raises(InvalidArgumentError, match="ends within the instruction at 0x0 of k"):
