@@ -58,7 +58,7 @@ static void look(struct sm *sm, struct cta *cta) {
             cta->waits[kept++] = wait;
         } else {
             release(sm, wait.warp, wait.barrier, ended);
-            if (wait.warp->ready == NEVER) {
+            if (wait.warp->ready == NEVER && !wait.warp->is_held) {
                 sm_settle(sm, wait.warp);
             }
         }
@@ -78,6 +78,16 @@ static void copy(struct sm *sm, struct cta *cta, int32_t ring, int64_t number, i
     look(sm, cta);
 }
 
+/* How many tiles the rounds of a CTA take from warps that are not simulated, as far as its rounds are known. */
+static int64_t tiles_to_fill(const struct sm *sm, const struct cta *cta) {
+    int64_t most = 0;
+    for (int32_t ring = 0; sm->of->emptied >= 0 && ring < sm->of->ring_count; ++ring) {
+        const sm120_simulated_ring *const of = &sm->of->rings[ring];
+        most = of->is_filled != 0 ? later(most, phases_of(of, cta)) : most;
+    }
+    return most;
+}
+
 /* Load a tile on behalf of warps that are not simulated. */
 static void fill(struct sm *sm, struct cta *cta, int64_t number, int64_t at) {
     for (int32_t ring = 0; ring < sm->of->ring_count; ++ring) {
@@ -89,9 +99,15 @@ static void fill(struct sm *sm, struct cta *cta, int64_t number, int64_t at) {
     }
 }
 
-void sm_fill_stages(struct sm *sm, struct cta *cta, int64_t at) {
-    for (int32_t number = 0; sm->of->emptied >= 0 && number < sm->of->stages; ++number) {
-        fill(sm, cta, number, at);
+void sm_fill(struct sm *sm, struct cta *cta, int64_t at) {
+    for (const int64_t tiles = tiles_to_fill(sm, cta); cta->filled < tiles;) {
+        const int64_t number = cta->filled, emptied = number - sm->of->stages;
+        const int64_t ended = emptied < 0 ? 0 : ended_at(sm, cta, sm->of->emptied, emptied);
+        if (ended == NEVER) {
+            return;
+        }
+        ++cta->filled; /* before the warps that wait for the tile go on */
+        fill(sm, cta, number, emptied < 0 ? at : later(at, ended + sm->of->mbarrier_wake));
     }
 }
 
@@ -105,7 +121,7 @@ static void arrive(struct sm *sm, struct cta *cta, const sm120_simulated_step *s
     phase->last = later(phase->last, now + step->latency);
     const int64_t last = phase->last;
     if (step->ring == sm->of->emptied && ended_at(sm, cta, step->ring, number) != NEVER) {
-        fill(sm, cta, number + sm->of->stages, last + sm->of->mbarrier_wake);
+        sm_fill(sm, cta, last + sm->of->mbarrier_wake);
     }
     look(sm, cta);
 }
@@ -182,6 +198,7 @@ void sm_meet(struct sm *sm, struct meeting *meeting) {
         struct warp *const warp = meeting->waiting[k];
         warp->next = later(warp->next, sm->barrier_free + sm->of->barrier_latency);
         sm_settle(sm, warp);
+        warp->is_held = false;
     }
 }
 
@@ -201,9 +218,8 @@ static bool barrier(struct sm *sm, struct warp *warp, const sm120_simulated_step
     ++meeting->reached;
     if (waits) {
         warp->ready = NEVER;
-        if (meeting->count < sm->members) { /* a warp that an mbarrier has woken may come again */
-            meeting->waiting[meeting->count++] = warp;
-        }
+        warp->is_held = true; /* an mbarrier that it waits for later does not wake it */
+        meeting->waiting[meeting->count++] = warp;
     }
     if (meeting->reached == (count != 0 ? count : cta->left)) {
         sm_meet(sm, meeting);

@@ -84,6 +84,7 @@ void sm_take(struct sm *sm, struct warp *warp) {
         if (of->between >= 0 && of->tiles - sm->next_tile > sm->start_count) {
             cta->tiles[cta->tile_count] = sm->next_tile++;
             cta->rounds += of->rounds_of_kind[of->kind_of_tile[cta->tiles[cta->tile_count++]]];
+            sm_fill(sm, cta, warp->last);
         }
     }
     const int64_t kind = of->kind_of_tile[cta->tiles[warp->tile]];
@@ -141,7 +142,7 @@ static void begin_cta(struct sm *sm, int64_t at) {
     for (int32_t index = 0; index < sm->members; ++index) {
         place_warp(sm, cta, index, at);
     }
-    sm_fill_stages(sm, cta, at);
+    sm_fill(sm, cta, at);
 }
 
 /* Retire a warp; return whether it was the last of its CTA. */

@@ -44,6 +44,7 @@ struct cta {
     int32_t *tiles;            /* its Q tiles */
     int32_t tile_count, begun; /* begun: tiles that a warp has begun */
     int64_t rounds;            /* of all its Q tiles */
+    int64_t filled;            /* tiles that warps which are not simulated have loaded */
     struct meeting *meetings;  /* of all warps, then of warps that are equally far from each other */
     struct phases *rings;
     struct wait *waits;
@@ -69,6 +70,7 @@ struct warp {
     int32_t line;              /* of code; -1: none yet */
     int64_t came, there;       /* when the warp reached it, and when it arrives */
     bool has_entered, has_ended;
+    bool is_held; /* by a barrier of the CTA */
     int32_t reason, blocked; /* why it is not ready; the pipe or port that was busy, -1: none */
 };
 
@@ -142,8 +144,8 @@ void sm_take(struct sm *sm, struct warp *warp);
 bool sm_act(struct sm *sm, struct warp *warp, const sm120_simulated_step *step, int64_t now);
 /* Let the warps at a barrier go on. */
 void sm_meet(struct sm *sm, struct meeting *meeting);
-/* Copy what warps that are not simulated bring in front of the first round. */
-void sm_fill_stages(struct sm *sm, struct cta *cta, int64_t at);
+/* Let warps that are not simulated load, in order, each tile of the known rounds whose stage is empty. */
+void sm_fill(struct sm *sm, struct cta *cta, int64_t at);
 
 /* Return when the line of a warp's next step arrives. */
 int64_t sm_code_there(struct sm *sm, struct warp *warp);

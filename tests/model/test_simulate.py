@@ -9,7 +9,7 @@ import pytest
 
 from pysm120.model import chips
 from pysm120.model import simulator as simulator_module
-from pysm120.model.handovers import Ring
+from pysm120.model.handovers import Filler, Ring
 from pysm120.model.simulator import Outcome, Simulator, StuckError
 from pysm120.model.steps import Paths, Pipes, Step
 from pysm120.runtime.errors import InvalidArgumentError
@@ -183,6 +183,30 @@ def test_warps_that_wait_for_each_other() -> None:
     paths = paths_of([PLAIN], [wait, PLAIN._replace(waits=1)], [PLAIN], rings=[RING])
     with pytest.raises(StuckError, match="wait for each other"):
         Simulator(H200, PIPES, paths, 2).run([1], 1)
+
+
+def test_a_met_mbarrier_does_not_lead_through_a_barrier_of_the_cta() -> None:
+    """A warp at a bar.sync whose mbarrier is met meanwhile waits for the other warps all the same."""
+    slow = [PLAIN._replace(stall=15)] * 100
+    barrier, wait = PLAIN._replace(special="barrier"), PLAIN._replace(special="wait", writes=0)
+    copy = PLAIN._replace(special="copy", amount=1024)
+    paths = Paths(
+        [wait, barrier], [], slow, [*slow[:50], copy, *slow[50:], barrier], [], [Ring(0, 1, 1, 0, 1024)], None, [],
+        starters=(0,), loaders=(0,), load_behind=[PLAIN],
+    )  # fmt: skip
+    assert Simulator(H200, PIPES, paths, 2).run([0], 1).clocks > 2 * 15 * 99
+
+
+@pytest.mark.parametrize("stages", [1, 3, 4, 5, 11])
+def test_warps_that_are_not_simulated_load_the_tiles_of_ctas_that_go_on(stages: int) -> None:
+    """A CTA learns of its next Q tile later than its ring has room for the keys of that."""
+    wait, arrive = PLAIN._replace(special="wait", writes=0), PLAIN._replace(special="arrive", amount=1, ring=1)
+    paths = Paths(
+        [PLAIN], [wait, PLAIN._replace(waits=1), arrive], [PLAIN], [PLAIN], [wait, PLAIN._replace(waits=1), arrive],
+        [Ring(0, 1, 0, 1, 1024), Ring(2, 0, 0, 1)], Filler(stages, 1, [0]), [], between=[PLAIN],
+    )  # fmt: skip
+    found = Simulator(H200, PIPES, paths, 2).run([4] * 5, 1)
+    assert found.issued == 2 * (1 + 5 * 4 * 3 + 4 + 1)
 
 
 def test_a_barrier_may_be_the_last_step() -> None:
