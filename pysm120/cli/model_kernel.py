@@ -18,6 +18,7 @@ from pysm120.model.predict import Prediction
 from pysm120.model.problem import BACKWARD, Problem
 from pysm120.model.record import NotRecordedError
 from pysm120.model.recorded import Recording
+from pysm120.model.simulator import StuckError
 from pysm120.model.splits import Splits
 from pysm120.observe.program import triple
 from pysm120.runtime.errors import InvalidArgumentError
@@ -146,6 +147,7 @@ class Kernel:
         self.arguments, self.chip = arguments, chip
         self.why = "--rules" if arguments.rules else ""
         self.missing: list[str] = []  # what the prediction lacks, a sentence each
+        self.in_time = False  # whether every tile is taken to be there in time
         self.issues = 0.0  # the recorded instructions of a CTA
         self.target = files.target_of(chip)
         self.file = files.read(Path(arguments.kernel), arguments.ptx, self.target)
@@ -171,6 +173,7 @@ class Kernel:
             return validation.image_model(
                 self.chip, image, entry, shared, threads=threads, stages=stages, stated=stated, record=record,
                 warps_of=self._warps_of, streamed=streamed, busy=busy, share=share, tensor_bytes=self._tensor_bytes(),
+                in_time=self.in_time,
             )  # fmt: skip
         is_ours = find_builtin(self.arguments.kernel) is not None
         for name in ("shared", "block", "warps", "loop", "bytes", "tile") if is_ours else ():
@@ -220,7 +223,9 @@ class Kernel:
         if model.loop and not rounds and not model.recording:
             self.missing.append("32 rounds of the main loop are assumed: give --rounds or --profile")
         if isinstance(model.handovers, InTime) and model.handovers.rings:
-            self.missing.append(f"waits for copies are left out: {model.handovers.why}")
+            self.missing.append(
+                f"waits for copies are left out: {model.handovers.why}; --stages N states how many tiles are under way"
+            )
         if unknown := sorted(tensor_classes(model) - set(self.chip.timings)):
             self.missing.append(
                 f"the file of chip {self.chip.key} has no timing of {', '.join(unknown)}: they take none"
@@ -373,9 +378,24 @@ class Predicted(NamedTuple):
 
 
 def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = False) -> Predicted:
-    """Predict the launch of the options of ``model``."""
-    stages = number(arguments.stages, "--stages")
+    """Predict the launch of the options of ``model``.
+
+    If the warps of a file's kernel would wait for each other for ever, every tile is there in time.
+    """
     kernel = Kernel(arguments, chip)
+    try:
+        return _predicted(kernel, arguments, chip, keep_events=keep_events)
+    except StuckError:
+        if not kernel.file:
+            raise
+    kernel = Kernel(arguments, chip)
+    kernel.in_time = True
+    return _predicted(kernel, arguments, chip, keep_events=keep_events)
+
+
+def _predicted(kernel: Kernel, arguments: argparse.Namespace, chip: Chip, *, keep_events: bool) -> Predicted:
+    """Predict the launch of a kernel."""
+    stages = number(arguments.stages, "--stages")
     branches = _branches(arguments.branch)
     model = kernel.model(stages, branches)
     for address in branches:

@@ -87,6 +87,7 @@ def build(
     stated: Mapping[int, bool] | None = None,
     recording: Recording | None = None,
     through: bool = False,
+    in_time: bool = False,
 ) -> KernelModel:
     """Read a kernel.
 
@@ -111,6 +112,8 @@ def build(
         Recorded branches of the main loop, and wavefronts of shared memory; the rules decide everything else.
     through : bool
         Lead the paths before and behind the main loop once through loops that they cannot go around.
+    in_time : bool
+        Every tile is there in time: the warps wait for no mbarrier.
 
     """
     warps = warps or warp_paths.compute_warps(threads)
@@ -127,8 +130,9 @@ def build(
     between = warp_paths.between(function, loop, before, behind)
     found = _handovers_of(recording, stages, (before, load_before), ways_of)
     handovers: Handovers
-    if isinstance(found, str):
-        handovers = by_rules = ByRules(function, warps, around, load_before, load_around, stages, why=found)
+    if isinstance(found, str) or in_time:
+        why = found if isinstance(found, str) else ""
+        handovers = by_rules = ByRules(function, warps, around, load_before, load_around, stages, why=why)
     else:
         handovers, by_rules = found, None
     pipes = _pipes(chip, function, recording, warps)
@@ -162,7 +166,7 @@ def build(
         return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording, loop)
 
     model = model_of(handovers)
-    if by_rules and by_rules.rings and not _goes(model):
+    if by_rules and by_rules.rings and (in_time or not _goes(model)):
         model = model_of(InTime(by_rules))
     return _with_roles_that_meet(model)
 

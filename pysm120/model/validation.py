@@ -21,6 +21,7 @@ from pysm120.model.problem import Problem
 from pysm120.model.recorded import Recording
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
 from pysm120.runtime.module import Builtin, builtin_image, builtin_index, builtins, find_builtin
+from pysm120.runtime.names import demangled
 
 Record = Callable[[sass.Function, int], tuple[sass.Function, Recording | None]]
 WarpsOf = Callable[[sass.Function, int, Recording | None], int]
@@ -98,6 +99,7 @@ def image_model(
     share: float = 0.0,
     streamed: bool = False,
     tensor_bytes: float = 0,
+    in_time: bool = False,
 ) -> KernelModel:
     """Return the model of a kernel of a cubin, with an amount of dynamic shared memory.
 
@@ -106,6 +108,7 @@ def image_model(
     ``streamed``: loads come from DRAM (``memory.is_streamed``). ``busy``: the share of the time in which DRAM is busy.
     ``share``: that of the lines of L2 which come from DRAM. ``tensor_bytes``: of the launch; if L2 does not keep them
     and a round waits for what it loads, its tiles are there when the slowest of their bytes has come from DRAM.
+    ``in_time``: the warps wait for no mbarrier.
     """
     cubin = Cubin(image)
     entry = cubin.entry(name)
@@ -114,13 +117,13 @@ def image_model(
         raise InvalidArgumentError(message)
     threads = threads or entry.threads
     if not threads:
-        message = f"{entry.name} does not state the threads of a CTA: give --block"
+        message = f"{demangled(entry.name)} does not state the threads of a CTA: give --block"
         raise UnsupportedError(message)
     shared = shared_bytes + entry.static_shared_bytes
     slots = chip.ctas_per_sm(entry.registers, threads, shared)
     if slots == 0:
         needs = f"{threads} threads, {entry.registers} registers of each and {shared:,} bytes of shared memory"
-        message = f"{entry.name} with {needs} does not fit on {chip['name']}"
+        message = f"{demangled(entry.name)} with {needs} does not fit on {chip['name']}"
         raise InvalidArgumentError(message)
     function, recording = _function(image, entry.name), None
     if record:
@@ -136,7 +139,7 @@ def image_model(
     def build(chip: Chip) -> KernelModel:
         return kernel_model.build(
             chip, function, threads, slots, loop=loop, warps=warps, stages=stages, stated=stated, recording=recording,
-            through=warps_of is not None,
+            through=warps_of is not None, in_time=in_time,
         )  # fmt: skip
 
     if not has_products:
