@@ -11,7 +11,7 @@ from pysm120.observe.program import Launch, number
 from pysm120.observe.values import register_text
 from pysm120.observe.watch import Instruction, Register, Stop, instructions
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.names import demangled
+from pysm120.runtime.names import demangled, readable
 
 AROUND = 2  # instructions to show before and after
 ROW = 16  # bytes in a row of the window
@@ -110,7 +110,7 @@ def run(launch: Launch, arguments: argparse.Namespace) -> int:
         launch.run()
     if found.stop is None:
         times = f"{found.hits} times, not {hits}" if found.hits else "by no warp"
-        print(f"{entry} ended, and {arguments.__dict__['break']} was reached {times}", file=sys.stderr)
+        print(f"{demangled(entry)} ended, and {arguments.__dict__['break']} was reached {times}", file=sys.stderr)
         return 1
     show(found.stop, code, program.file, parse_window(arguments.shared_window))
     return 0
@@ -127,7 +127,7 @@ def show(stop: Stop, code: Sequence[Instruction], path: str, window: tuple[int, 
     )
     for index in range(max(0, step.index - AROUND), min(len(code), step.index + AROUND + 1)):
         mark = ">" if index == step.index else " "
-        print(f"  {mark} {places.shown(code[index], path):<16} {code[index].text}")
+        print(f"  {mark} {places.shown(code[index], path):<16} {readable(code[index].text)}")
     show_registers(stop)
     if window is not None:
         show_shared(window[0], stop.shared)
@@ -171,7 +171,7 @@ def show_lanes(stop: Stop, path: str) -> None:
             f"{'>' if lanes.is_here else ' '} {lanes.warp}",
             f"0x{lanes.lanes:08x}",
             places.shown(lanes.next, path) if lanes.lanes else "-",
-            lanes.next.text if lanes.lanes else "-",
+            readable(lanes.next.text) if lanes.lanes else "-",
             ("exited" if not lanes.lanes else f"for {lanes.waits_for}") if lanes.waits_for else "-",
         )
         for lanes in stop.lanes

@@ -401,7 +401,7 @@ def _predicted(kernel: Kernel, arguments: argparse.Namespace, chip: Chip, *, kee
     for address in branches:
         one = next((one for one in model.function.instructions if one.address == address), None)
         if one is None or not (one.is_branch and one.is_conditional):
-            message = f"--branch is {address:#x}, where {model.function.name} has no conditional branch"
+            message = f"--branch is {address:#x}, where {demangled(model.function.name)} has no conditional branch"
             raise InvalidArgumentError(message)
     rounds, problem = _launch(model, arguments)
     warps = problem.warps(record_of(model.function.name, arguments.tile)) if problem else []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pysm120.observe.watch import Instruction, place_of
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.names import demangled, readable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +28,13 @@ def parse(word: str, option: str, path: str, code: Sequence[Instruction], entry:
     inside = [i for i in code if not file or i.file == file or i.file.endswith(f"/{file}")]
     if not inside:
         names = ", ".join(sorted(known)) or "no file"
-        message = f"{option} is {word!r}, but the instructions of {entry} are in {names}"
+        message = f"{option} is {word!r}, but the instructions of {demangled(entry)} are in {names}"
         raise InvalidArgumentError(message)
     if all(i.line != line for i in inside):
         nearest = min(inside, key=lambda i: (abs(i.line - line), i.line))
         message = (
-            f"{option} is {word!r}, but {entry} has no instruction there; the nearest is in line {nearest.line}: "
-            f"{nearest.text}"
+            f"{option} is {word!r}, but {demangled(entry)} has no instruction there; the nearest is in line {nearest.line}: "
+            f"{readable(nearest.text)}"
         )
         raise InvalidArgumentError(message)
     return Place(file or None, line)

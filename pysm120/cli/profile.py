@@ -12,7 +12,7 @@ from pysm120.model.chips import Chip
 from pysm120.observe import program as programs
 from pysm120.observe.profile import Counts, Line, Profile
 from pysm120.runtime.errors import InvalidArgumentError
-from pysm120.runtime.names import demangled
+from pysm120.runtime.names import demangled, readable
 
 OPCODES = 20  # rows of the table
 COLUMNS = ("executed", "share", "clocks", "lanes", "divergent", "conflicts", "sectors", "source")
@@ -51,7 +51,7 @@ def row(line: Line, place: str, whole: Counts) -> tuple[str, ...]:
         f"{c.divergent_branches:,}" if c.branches else "",
         f"{c.bank_conflicts:,}" if c.shared_accesses else "",
         f"{c.sectors_per_access:.1f} ({c.ideal_sectors_per_access:.1f})" if c.global_accesses else "",
-        line.source,
+        readable(line.source),
     )
 
 

@@ -12,6 +12,7 @@ from pysm120.observe import program as programs
 from pysm120.observe.values import address_text, addresses, lane_texts, register_text, type_of
 from pysm120.observe.watch import Step, instructions, lanes_of
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.names import readable
 
 TEXT_WIDTH = 44
 LANES_PER_ROW = 8
@@ -32,7 +33,7 @@ def step_text(step: Step, path: str) -> str:
     """Return the line of a step: place, mask of executing lanes, instruction, read -> written registers."""
     instruction = step.instruction
     place = places.shown(instruction, path)
-    line = f"{place:<14} {step.mask:08x} {instruction.text:<{TEXT_WIDTH}}"
+    line = f"{place:<14} {step.mask:08x} {readable(instruction.text):<{TEXT_WIDTH}}"
     if not step.mask:
         return f"{line} | not executed"
     reads = [f"{r.name} = {register_text(r, type_of(r, instruction), step.mask)}" for r in step.reads]

@@ -10,6 +10,7 @@ from pathlib import Path
 from pysm120.machine_code import joined, tools
 from pysm120.machine_code.cubin import NO_LIMIT, Cubin
 from pysm120.runtime.errors import InvalidArgumentError
+from pysm120.runtime.names import demangled
 
 # The scheduling fields are bits 105 to 125 of an instruction's 128.
 _STALL, _YIELD, _WRITE, _READ, _WAIT, _REUSE = (105, 4), (109, 1), (110, 3), (113, 3), (116, 6), (122, 4)
@@ -264,7 +265,7 @@ class Function:
         of its inner loop was peeled.
         """
         if not self.loops:
-            message = f"{self.name} has no loop"
+            message = f"{demangled(self.name)} has no loop"
             raise InvalidArgumentError(message)
 
         def rank(loop: Loop) -> tuple[int, int]:

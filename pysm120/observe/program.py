@@ -288,9 +288,8 @@ class Program:
         module = device.load(Path(self.file))
         entries = tuple(module)
         if self.entry is None and len(entries) != 1:
-            message = (
-                f"--kernel is missing: {self.file} has {'no list of entries' if not entries else ', '.join(entries)}"
-            )
+            there = ", ".join(map(demangled, entries)) or "no list of entries"
+            message = f"--kernel is missing: {self.file} has {there}"
             raise InvalidArgumentError(message)
         try:
             return module[self.entry or entries[0]]

@@ -182,7 +182,7 @@ class Module(Resource, Mapping[str, "Kernel"]):
 
     def __repr__(self) -> str:
         state = ", unloaded" if self.closed else ""
-        return f"<Module {self._name} of {self.device}: {list(self._entries)}{state}>"
+        return f"<Module {self._name} of {self.device}: {list(map(demangled, self._entries))}{state}>"
 
     def variables(self) -> dict[str, Array]:
         """Return the ``.global`` and ``.const`` variables; empty for a cubin and on a GPU.
@@ -384,7 +384,8 @@ class Kernel:
 
     def __repr__(self) -> str:
         kinds = ", ".join(p.type or f"{p.bytes} bytes" for p in self._parameters)
-        return f"<Kernel {self._info.entry}({kinds}) of {self.device}>"
+        name = demangled(self._info.entry)  # of C++ it ends with the types of its parameters
+        return f"<Kernel {name if name != self._info.entry else f'{name}({kinds})'} of {self.device}>"
 
 
 def _kernel_info(pointer: Any) -> KernelInfo:

@@ -13,7 +13,7 @@ import pytest
 from processes import wait_until_it_runs
 from programs import BYTES, HEAD, SAXPY
 
-from pysm120 import __main__
+from pysm120 import Device, __main__
 from pysm120.cli import console, run
 from pysm120.observe import argument, program
 from pysm120.runtime.errors import InvalidArgumentError
@@ -205,6 +205,44 @@ def test_bad_files_are_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="argument 0") as caught:
             argument.parse_argument(0, word)
         assert message in str(caught.value)
+
+
+MANGLED = """.version 8.7
+.target sm_120a
+.address_size 64
+.visible .entry _Z4axpyIfEv1Pf(.param .u64 _Z4axpyIfEv1Pf_param_0)
+{
+    .reg .b64 p;
+    ld.param.u64 p, [_Z4axpyIfEv1Pf_param_0];
+    st.global.u64 [p], p;
+    ret;
+}
+.visible .entry _Z5earlyv() { ret; }
+"""
+
+
+def test_names_of_cpp_as_the_source_has_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.ptx"
+    file.write_text(MANGLED, encoding="utf-8")
+    launch = [str(file), "--grid", "1", "--block", "1"]
+    axpy = [*launch, "--kernel", "axpy", "u64[1]"]
+    cases = [
+        (2, ["run", *launch], "has void axpy<float>(P, float), early()"),
+        (2, ["trace", *axpy, "--from", "999"], "but void axpy<float>(P, float) has no instruction there"),
+        (0, ["trace", *axpy], "ld.param.u64 p, [param_0]"),
+        (0, ["profile", *axpy], "ld.param.u64 p, [param_0];"),
+        (2, ["model", str(file), "--kernel", "axpy"], "void axpy<float>(P, float) does not state the threads of a CTA"),
+        (2, ["compare", f"{file},kernel=axpy", f"{file},kernel=early"], "void axpy<float>(P, float) does not state"),
+    ]
+    for status, words, expected in cases:
+        assert __main__.main(words) == status, words
+        shown = "".join(capsys.readouterr())
+        assert expected in shown, words
+        assert "_Z" not in shown, words
+    with Device("virtual") as device:
+        module = device.load(file)
+        assert repr(module["axpy"]) == "<Kernel void axpy<float>(P, float) of virtual:0>"
+        assert "['void axpy<float>(P, float)', 'early()']" in repr(module)
 
 
 def test_launches_that_are_refused(saxpy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
