@@ -202,7 +202,7 @@ def _attend_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _default_dtype(q: Tensor) -> torch.dtype:
     """Return the dtype of a result for q: its own, and bfloat16 for float8."""
-    return torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    return torch.bfloat16 if q.dtype in {torch.float8_e4m3fn, torch.float8_e5m2} else q.dtype
 
 
 def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:

@@ -675,8 +675,8 @@ typedef struct sm120_tensor {
 /* precision: SM120_MXFP8: both products in MXFP8. SM120_BF16 or SM120_F16: both products in 16 bits, of the dtype of q,
  * k and v; BF16 also takes F32 and rounds it in the workspace. SM120_MXFP8_BF16 or SM120_MXFP8_F16: q k^T in MXFP8 and
  * p v in 16 bits, of the dtype of q, k and v. SM120_NVFP4: both products in NVFP4. SM120_NVFP4_MXFP8: q k^T in NVFP4
- * and p v in MXFP8. SM120_FP8: both products in FP8, of q, k and v in E4M3 with a scale of the tensor or of the head.
- */
+ * and p v in MXFP8. SM120_FP8: both products in FP8, of q, k and v each in E4M3 or E5M2, with a scale of the tensor or
+ * of the head. */
 enum {
     SM120_MXFP8 = 1,
     SM120_MXFP8_BF16 = 2,
@@ -712,7 +712,8 @@ typedef struct sm120_attention_args {
     uint32_t size;      /* sizeof(sm120_attention_args) */
     uint32_t precision; /* SM120_MXFP8, ..., SM120_NVFP4, ..., SM120_FP8, SM120_BF16 or SM120_F16 */
     int64_t batch, heads, kv_heads, q_rows, kv_rows, head_dim; /* head_dim: at most 256; 128 in NVFP4 and FP8 */
-    sm120_tensor q, k, v; /* F32, F16 or BF16, one dtype for the three; with SM120_FP8 E4M3; see also q_blocks */
+    /* F32, F16 or BF16, one dtype for the three; with SM120_FP8 each E4M3 or E5M2; see also q_blocks */
+    sm120_tensor q, k, v;
     sm120_tensor o; /* F32, F16 or BF16, with SM120_FP8 E4M3 too; q itself, with q's strides and element size, or apart
                        from all inputs */
     sm120_address lse; /* f32 [batch][heads][q_rows], contiguous; packed: [heads][q_total]; 0: not wanted */

@@ -46,9 +46,9 @@ def sdpa_fp8(
 
     Parameters
     ----------
-    q : array, float8_e4m3fn, shape (B, H, Sq, D)
+    q : array, float8_e4m3fn or float8_e5m2, shape (B, H, Sq, D)
         Queries, of any kind that `attention` takes.
-    k, v : array, float8_e4m3fn, shape (B, Hkv, Skv, D) and (B, Hkv, Skv, Dv)
+    k, v : array, either float8, shape (B, Hkv, Skv, D) and (B, Hkv, Skv, Dv)
         Keys and values; H is a multiple of Hkv.
     descale_q, descale_k, descale_v : float or array, float32, one element
         An element is worth its code times this factor. A number if q is in host
@@ -147,9 +147,9 @@ _MASKS = {"top-left": "use_causal_mask", "bottom-right": "use_causal_mask_bottom
 
 def _check(q: Any, seq_len_q: Any) -> None:
     """Refuse what the kernel does not have."""
-    if getattr(q, "dtype", None) is None or not str(q.dtype).endswith("float8_e4m3fn"):
+    if getattr(q, "dtype", None) is None or not str(q.dtype).endswith(("float8_e4m3fn", "float8_e5m2")):
         name = getattr(q, "dtype", type(q).__name__)
-        message = f"q is {name}, but sdpa_fp8 takes float8_e4m3fn; for 16 bits use pysm120.attention"
+        message = f"q is {name}, but sdpa_fp8 takes float8_e4m3fn and float8_e5m2; for 16 bits use pysm120.attention"
         raise UnsupportedError(message)
     if seq_len_q is not None:
         message = "seq_len_q is given, which is not supported: leave it out, or pack sequences for attention_varlen"

@@ -37,7 +37,7 @@ def flash_attn_func(
 
     Parameters
     ----------
-    q : array, float8_e4m3fn, float16 or bfloat16, shape (B, Sq, H, D)
+    q : array, float8_e4m3fn, float8_e5m2, float16 or bfloat16, shape (B, Sq, H, D)
         Queries, of any kind that `attention` takes.
     k, v : array, dtype of q, shape (B, Sk, Hkv, D)
         Keys and values; H is a multiple of Hkv.
@@ -48,7 +48,7 @@ def flash_attn_func(
     qv : None
         Not supported.
     q_descale, k_descale, v_descale : array, float32, shape (B, Hkv), optional
-        Of float8_e4m3fn: an element is worth its code times the scale of its head
+        Of float8: an element is worth its code times the scale of its head
         of k; `attention` takes other shapes too. Default: 1.
     window_size : (int, int)
         As in FlashAttention 2; -1 means no limit on that side.
@@ -68,7 +68,7 @@ def flash_attn_func(
     Returns
     -------
     out : array, shape (B, Sq, H, D)
-        Of dtype bfloat16 for float8_e4m3fn, else of q's.
+        Of dtype bfloat16 for float8, else of q's.
     lse : array, float32, shape (B, H, Sq)
         With ``return_attn_probs``; -inf for a row that sees no key.
 
@@ -127,7 +127,7 @@ def flash_attn_varlen_func(
 
     Parameters
     ----------
-    q : array, float8_e4m3fn, float16 or bfloat16, shape (total_q, H, D)
+    q : array, float8_e4m3fn, float8_e5m2, float16 or bfloat16, shape (total_q, H, D)
         Queries of all sequences.
     k, v : array, dtype of q, shape (total_k, Hkv, D)
         Keys and values of all sequences.

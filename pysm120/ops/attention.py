@@ -123,14 +123,14 @@ def attention(
 
     Parameters
     ----------
-    q : array, float32, float16, bfloat16 or float8_e4m3fn, shape (B, Sq, H, D)
+    q : array, float32, float16, bfloat16, float8_e4m3fn or float8_e5m2, shape (B, Sq, H, D)
         Queries. Arrays in host memory, of NumPy or of another library, are copied
         to the device and the result back. Arrays on a device stay there. New
         results have the kind of q. D is up to 256, in nvfp4, nvfp4_mxfp8 and fp8
         up to 128; Sq >= 1. Other arrays are where q is.
     k : array, dtype of q, shape (B, Sk, Hkv, D)
         Keys. Sk >= 1, and H is a multiple of Hkv: head h of q uses head
-        h // (H / Hkv) of k and v.
+        h // (H / Hkv) of k and v. Each of q, k and v in float8 may have either type.
     v : array, dtype of q, shape (B, Sk, Hkv, Dv)
         Values. Dv is within the same limits as D.
 
@@ -165,14 +165,14 @@ def attention(
     past_k, past_v : array, shape (B, P, Hkv, D) and (B, P, Hkv, Dv), optional
         Keys and values before those of k and v, read in place.
     q_scale, k_scale, v_scale : array, float32, shape (1,), (heads,) or (B, heads), optional
-        Of float8_e4m3fn: an element is worth its code times the scale of its head.
+        Of float8: an element is worth its code times the scale of its head.
         k and v have Hkv heads; q_scale may have Hkv too, one for each head of k. A
         number if q is an ndarray. Default: 1.
     o_scale : array, float32, shape (1,), (H,) or (B, H), optional
         With out_dtype float8_e4m3fn: a code of the result is worth itself times
         this scale; codes saturate at 448. Default: 1.
     amax : array, float32, shape (1,), (H,) or (B, H), optional
-        With float8_e4m3fn: raised to the largest absolute value of the result,
+        With float8: raised to the largest absolute value of the result,
         before o_scale; it is not set to 0 first.
     scale : float, optional
         Default: 1 / sqrt(D).
@@ -184,7 +184,7 @@ def attention(
         mxfp8_bf16, mxfp8_f16: q k^T as in mxfp8, and the other product as in bf16
         or f16. nvfp4: all operands e2m1 with an e4m3 scale for every 16 elements.
         nvfp4_mxfp8: q k^T as in nvfp4, and the other product as in mxfp8. fp8: that
-        of float8_e4m3fn, which is multiplied as it is.
+        of float8_e4m3fn and float8_e5m2, which are multiplied as they are.
     smoothing : bool, optional
         With nvfp4 and nvfp4_mxfp8: subtract the mean of a head's keys from k, and
         that of each tile of rows from q, before they are rounded; the scores of the
@@ -206,8 +206,8 @@ def attention(
         The array for the result, where q is. On a device it may be q
         itself; it must not overlap other inputs.
     out_dtype : dtype, optional
-        float32, float16 or bfloat16, and for float8_e4m3fn that too. Default: that
-        of ``out``, else that of q; bfloat16 for float8_e4m3fn.
+        float32, float16 or bfloat16, and for float8 float8_e4m3fn too. Default: that
+        of ``out``, else that of q; bfloat16 for float8.
     return_lse : bool
         Return (out, lse).
     lse : array, float32, shape (B, H, Sq), contiguous, optional
@@ -310,7 +310,7 @@ def attention_varlen(
 
     Parameters
     ----------
-    q : array, float32, float16, bfloat16 or float8_e4m3fn, shape (total_q, H, D)
+    q : array, float32, float16, bfloat16, float8_e4m3fn or float8_e5m2, shape (total_q, H, D)
         Queries of all sequences.
     k, v : array, dtype of q, shape (total_k, Hkv, D) and (total_k, Hkv, Dv)
         Keys and values of all sequences. Tuples as in `attention`; the scales of v

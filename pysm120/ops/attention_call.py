@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pysm120.ops import foreign
 from pysm120.ops.call import Operation
 from pysm120.ops.options import default_precision, ends, flag, integer, number, one_of, splits
-from pysm120.ops.table import E4M3, E8M0, F32, FLOATS, I32, U8, Input, Output, Row
+from pysm120.ops.table import E4M3, E8M0, F32, FLOATS, FP8, I32, U8, Input, Output, Row
 from pysm120.ops.tiles import ROWS, MXFP8Tiles, tile_bytes, tile_columns
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import ffi, lib, new
@@ -34,6 +34,7 @@ PRECISIONS: dict[str, tuple[int, str | None, int]] = {
     "bf16": (lib.SM120_BF16, "bfloat16", 256),
     "f16": (lib.SM120_F16, "float16", 256),
 }
+_ALSO = {"bf16": "float32", "fp8": "float8_e5m2"}
 # The operands that may be MXFP8 already, and in which precisions.
 OPERANDS = ("q", "k", "v", "past_k", "past_v")
 _MX_KEYS = ("mxfp8", "mxfp8_bf16", "mxfp8_f16")
@@ -143,8 +144,9 @@ def check_heads(given: Mapping[str, Any], precision: Any, gradients: Mapping[str
             message = f"{name} {form}, as precisions {' and '.join(fitting)} take it, but precision is {precision!r}"
             raise InvalidArgumentError(message)
     is_narrowed = precision == "bf16" and own == np.float32
-    if dtype is not None and own != dtype and not is_narrowed:
-        needed = f"{dtype} or float32" if precision == "bf16" else dtype
+    is_fp8 = precision == "fp8" and own in FP8
+    if dtype is not None and own != dtype and not is_narrowed and not is_fp8:
+        needed = f"{dtype} or {_ALSO[precision]}" if precision in _ALSO else dtype
         message = f"{'v has' if pairs else 'q, k and v have'} dtype {own}, but precision {precision!r} needs {needed}"
         raise TypeError(message)
     of = "of gradients " if precision in gradients else ""
@@ -299,7 +301,7 @@ def _check_starts_of_tiles(starts: npt.NDArray[Any], rows: int) -> None:
 
 # ---- the operation ---------------------------------------------------------------------
 
-_NARROW = (*FLOATS, *E4M3)
+_NARROW, _RESULTS = (*FLOATS, *FP8), (*FLOATS, *E4M3)
 _OF_Q, _OF_KV = "batch heads 1 1", "batch kv_heads 1 1"
 _SCALES = (
     Input("q_scale", _OF_Q, F32, optional=True, broadcasts=True),
@@ -389,7 +391,8 @@ def _operands(
             rows.append(Input(f"{name}[1]", scales, (*E8M0, *U8), member=f"{name}_blocks"))
         else:
             like = "" if name == own else own
-            rows.append(Input(name, shape, FLOATS if special else _NARROW, like=like, optional=optional))
+            dtypes = FLOATS if special else _NARROW
+            rows.append(Input(name, shape, dtypes, like=like, alike=FP8, optional=optional))
     return rows, own or "q"
 
 
@@ -397,7 +400,7 @@ def _operands(
 def operation_for(order: str, pairs: tuple[str, ...], tiles: tuple[str, ...] = ()) -> Operation:
     """Return the operation for an order of dimensions; `pairs` are elements and scales, `tiles` are tiles."""
     rows, own = _operands(_SHAPES, pairs, tiles)
-    out = Output("out", "batch heads q_rows v_head_dim", _NARROW, member="o", like=own, converts=True)
+    out = Output("out", "batch heads q_rows v_head_dim", _RESULTS, member="o", like=own, converts=True)
     lse = Output("lse", "batch heads q_rows", F32)
     on_host = check_lengths(order.index("S"))
     return Operation("sm120_attention", (*rows, *_ROWS, out, lse), order=order, fill=_fill, on_host=on_host)
@@ -407,7 +410,7 @@ def operation_for(order: str, pairs: tuple[str, ...], tiles: tuple[str, ...] = (
 def packed_for(pairs: tuple[str, ...], tiles: tuple[str, ...] = ()) -> Operation:
     """Return the operation of packed sequences; `pairs` are elements and scales, `tiles` are tiles."""
     rows, own = _operands(_PACKED_SHAPES, pairs, tiles)
-    out = Output("out", "heads q_total v_head_dim", _NARROW, member="o", like=own, converts=True, fill=0)
+    out = Output("out", "heads q_total v_head_dim", _RESULTS, member="o", like=own, converts=True, fill=0)
     lse = Output("lse", "heads q_total", F32, fill=-math.inf)
     rows = [*rows, *_PACKED_ROWS, out, lse]
     return Operation("sm120_attention", rows, order="BSHD", fill=_fill_packed, on_host=check_starts)

@@ -13,7 +13,7 @@ _BOOLS = (bool, np.bool_)
 _NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 MOST = 2**63 - 1  # the largest number of the C structs
 PRECISIONS_16BIT = {"float16": "f16", "bfloat16": "bf16"}
-_OWN = {**PRECISIONS_16BIT, "float8_e4m3fn": "fp8"}
+_OWN = {**PRECISIONS_16BIT, "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 
 
 def one_of(value: Any, name: str, choices: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from pysm120.ops import operands, table
 from pysm120.ops.options import MOST, dtype_name
-from pysm120.ops.table import BF16, E4M3, U8, Dtype, Input, Output, Row, Sizes
+from pysm120.ops.table import BF16, FP8, U8, Dtype, Input, Output, Row, Sizes
 from pysm120.runtime.arrays import Array, dtype_of, form_of
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.runtime.ffi import new_struct, types
@@ -227,7 +227,7 @@ class Planner:
         dtype, is_new = x.dtype, type(x) is New
         if dtype is None:
             dtype = named[row.like].dtype if row.like else row.dtypes[0]
-            dtype = BF16 if row.converts and dtype in (*E4M3, *U8) else dtype
+            dtype = BF16 if row.converts and dtype in (*FP8, *U8) else dtype
         else:
             name = f"{row.name}_dtype" if is_new else row.name
             row.check_dtype(dtype, name)
@@ -249,7 +249,7 @@ class Planner:
             if x is None:
                 operands.is_host({row.name: x})  # refuses it
             row.check_dtype(x.dtype)
-            if row.like:
+            if row.like and not {x.dtype, named[row.like].dtype} <= set(row.alike):
                 row.check_same(x.dtype, row.like, named[row.like].dtype)
             named[row.name] = x
         return named

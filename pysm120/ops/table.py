@@ -42,6 +42,7 @@ I64: tuple[Dtype, ...] = (np.dtype(np.int64),)
 E4M3: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e4m3fn),)
 E5M2: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e5m2),)
 E8M0: tuple[Dtype, ...] = (np.dtype(ml_dtypes.float8_e8m0fnu),)
+FP8: tuple[Dtype, ...] = (*E4M3, *E5M2)
 U8: tuple[Dtype, ...] = (np.dtype(np.uint8),)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS: tuple[Dtype, ...] = (*F32, np.dtype(np.float16), BF16)
@@ -98,6 +99,8 @@ class Input(Row):
     ----------
     like : str
         The input whose dtype it must have.
+    alike : tuple of dtypes
+        Those that count as one dtype.
     optional : bool
         Whether it may be None.
     broadcasts : bool
@@ -108,6 +111,7 @@ class Input(Row):
     """
 
     like: str = ""
+    alike: tuple[Dtype, ...] = ()
     optional: bool = False
     broadcasts: bool = False
     is_ordered: bool = False

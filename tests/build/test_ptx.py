@@ -89,6 +89,7 @@ SPILLS = {
     **{(f"attention_mxfp8_{kind}_128x64_d256_any", "sm_90"): 92 for kind in ("bf16", "f16")},
     ("attention_fp8_192x64_d128", "sm_90"): 60,
     ("attention_fp8_192x64_d128_any", "sm_90"): 88,
+    ("attention_fp8_e5m2_192x64_d128_any", "sm_90"): 340,
 }
 
 

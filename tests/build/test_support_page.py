@@ -19,7 +19,13 @@ from pysm120.ops.attention_call import PRECISIONS
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "support.md"
 HEADS, ROWS, DIM = 2, 16, 64
-DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn}
+DTYPES = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e5m2": ml_dtypes.float8_e5m2,
+}
 NO = (pysm120.UnsupportedError, pysm120.InvalidArgumentError, TypeError)
 
 pytestmark = pytest.mark.virtual

@@ -32,6 +32,7 @@ struct attention {
     struct tensor scales[ATTENTION_SCALES]; /* of FP8 */
     int64_t lse_bytes, mask_bytes;
     bool is_uniform; /* tensors of one length and unmodified scores: the kernels without features suffice */
+    bool has_e5m2;   /* q, k or v is in E5M2: a kernel of its own, which has all features, so not is_uniform */
 };
 
 /* One function for each precision: it launches, or answers the question for the size of the workspace. */
@@ -102,6 +103,9 @@ uint32_t attention_type(uint32_t dtype);
 
 /* The Q tiles of a kernel for a call: its CTAs, if no keys are split. */
 int64_t attention_ctas(const struct attention *call, const struct kernel_record *record);
+
+/* Whether a dtype is one of FP8's, in a call of precision FP8. */
+bool attention_is_fp8(const sm120_attention_args *args, uint32_t dtype);
 
 /* Whether q, k and v are F32 and are rounded to BF16 in copies. */
 bool attention_is_narrowed(const struct attention *call);

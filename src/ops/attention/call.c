@@ -174,12 +174,21 @@ static sm120_status check_mask(struct attention *call) {
     return SM120_OK;
 }
 
+bool attention_is_fp8(const sm120_attention_args *args, uint32_t dtype) {
+    return args->precision == SM120_FP8 && (dtype == SM120_E4M3 || dtype == SM120_E5M2);
+}
+
+static bool has_e5m2(const sm120_attention_args *args) {
+    return args->precision == SM120_FP8 &&
+           (args->q.dtype == SM120_E5M2 || args->k.dtype == SM120_E5M2 || args->v.dtype == SM120_E5M2);
+}
+
 /* Whether a kernel for tensors of one length and unmodified scores can compute the call. */
 static bool is_uniform(const sm120_attention_args *args, const struct precision *precision) {
     const bool is_left = (args->window & SM120_WINDOW_LEFT) != 0;
     return args->softcap == 0.0f && args->diagonals == 0 && args->kv_lengths == 0 && args->cu_seqlens_q == 0 &&
            args->cu_seqlens_k == 0 && args->sinks == 0 && args->alibi_slopes == 0 && args->past_rows == 0 &&
-           args->mask.address == 0 && (precision->has_left || !is_left);
+           args->mask.address == 0 && (precision->has_left || !is_left) && !has_e5m2(args);
 }
 
 sm120_status attention_check_forms(const sm120_attention_args *args, const struct precision *precision,
@@ -204,6 +213,7 @@ sm120_status attention_check_forms(const sm120_attention_args *args, const struc
     status = status == SM120_OK ? check_sequences(args) : status;
     if (status == SM120_OK) {
         call->is_uniform = is_uniform(args, precision);
+        call->has_e5m2 = has_e5m2(args);
     }
     return status;
 }

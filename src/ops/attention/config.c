@@ -11,9 +11,9 @@
 
 /* Whether a kernel can compute a call. */
 static bool fits(const struct kernel_record *record, const struct attention *call) {
-    return strcmp(record->operation, "attention") == 0 && record->precision == call->args->precision &&
-           record->head_dim >= call->q_shape.head_dim && record->head_dim >= call->v_shape.head_dim &&
-           record->features == !call->is_uniform;
+    return strcmp(record->operation, call->has_e5m2 ? "attention_e5m2" : "attention") == 0 &&
+           record->precision == call->args->precision && record->head_dim >= call->q_shape.head_dim &&
+           record->head_dim >= call->v_shape.head_dim && record->features == !call->is_uniform;
 }
 
 /* Among the kernels that can compute a call, those with the smallest head size: the index of the first one, and of the

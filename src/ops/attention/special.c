@@ -49,7 +49,10 @@ void attention_sequence(const struct attention *call, struct sequence_parameters
     const int features =
         (reach.has_left ? ATTENTION_FEATURE_LEFT : 0) | (reach.has_right ? ATTENTION_FEATURE_RIGHT : 0) |
         (is_top_left ? ATTENTION_FEATURE_TOP_LEFT : 0) | (args->softcap != 0.0f ? ATTENTION_FEATURE_SOFTCAP : 0) |
-        (args->alibi_slopes != 0 ? ATTENTION_FEATURE_ALIBI : 0) | (mask->address != 0 ? ATTENTION_FEATURE_MASK : 0);
+        (args->alibi_slopes != 0 ? ATTENTION_FEATURE_ALIBI : 0) | (mask->address != 0 ? ATTENTION_FEATURE_MASK : 0) |
+        (call->q.dtype == SM120_E5M2 ? ATTENTION_FEATURE_Q_E5M2 : 0) |
+        (call->k.dtype == SM120_E5M2 ? ATTENTION_FEATURE_K_E5M2 : 0) |
+        (call->v.dtype == SM120_E5M2 ? ATTENTION_FEATURE_V_E5M2 : 0);
     *s = (struct sequence_parameters){
         .features = (uint32_t)features,
         .cu_seqlens_q = args->cu_seqlens_q,

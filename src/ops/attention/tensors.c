@@ -102,6 +102,17 @@ static sm120_status check_tiles(const struct attention *call, const struct opera
     return SM120_OK;
 }
 
+/* Check that a past in FP8 has the dtype of the keys or values after it. q, k and v may mix E4M3 and E5M2. */
+static sm120_status check_fp8(const struct attention *call, const struct operand *x) {
+    const struct tensor *const after = x->tensor == &call->past_k   ? &call->k
+                                       : x->tensor == &call->past_v ? &call->v
+                                                                    : x->tensor;
+    return x->tensor->dtype == after->dtype
+               ? SM120_OK
+               : fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; it must be %s.dtype = %s", x->name,
+                      dtype_text(x->tensor->dtype).text, after->name, dtype_text(after->dtype).text);
+}
+
 /* Check a tensor that the call reads. `first` is the first one that is not MXFP8. */
 static sm120_status check_operand(const struct attention *call, const struct precision *precision,
                                   const struct operand *x, const struct tensor **first) {
@@ -110,7 +121,7 @@ static sm120_status check_operand(const struct attention *call, const struct pre
         return check_tiles(call, x);
     }
     const bool is_mx = is_e4m3 && (x->is_v ? precision->has_v_blocks : precision->has_qk_blocks);
-    const bool is_checked = is_mx || (is_e4m3 && precision->dtype == SM120_E4M3);
+    const bool is_fp8 = attention_is_fp8(call->args, x->given->dtype), is_checked = is_mx || is_fp8;
     if (!is_mx && x->given_blocks->address != 0) {
         return fail(SM120_INVALID_ARGUMENT,
                     "%s is given, but %s.dtype = %s with precision = 0x%" PRIx32 "; it is for E4M3 in %s",
@@ -123,6 +134,9 @@ static sm120_status check_operand(const struct attention *call, const struct pre
         return status == SM120_OK ? check_blocks(call, x) : status;
     }
     *first = *first != NULL ? *first : x->tensor;
+    if (is_fp8 && attention_is_fp8(call->args, (*first)->dtype)) {
+        return check_fp8(call, x);
+    }
     return x->tensor->dtype == (*first)->dtype
                ? SM120_OK
                : fail(SM120_INVALID_ARGUMENT, "%s.dtype = %s; it must be %s.dtype = %s", x->name,
@@ -162,7 +176,7 @@ sm120_status attention_check_tensors(struct attention *call, const struct precis
             (may_be_e4m3 ? tensor_check_strides : tensor_check)("o", &args->o, &call->o_shape, TENSOR_OUTPUT, &call->o);
     }
     if (status == SM120_OK && first != NULL && precision->dtype != 0 && first->dtype != precision->dtype &&
-        !attention_is_narrowed(call)) {
+        !attention_is_narrowed(call) && !attention_is_fp8(args, first->dtype)) {
         status = fail(SM120_INVALID_ARGUMENT,
                       "%s.dtype = %s; with precision = 0x%" PRIx32 " the dtype of q, k and v must be %s", first->name,
                       dtype_text(first->dtype).text, args->precision, dtype_text(precision->dtype).text);

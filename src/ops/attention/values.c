@@ -70,9 +70,9 @@ sm120_status attention_describe(const struct device *device, const struct tensor
     }
     *broadcast = (x->batch_stride == 0 ? 1u : 0u) | (x->head_stride == 0 ? 2u : 0u);
     const uint32_t box[] = {columns, rows, 1, 1}, ones[] = {1, 1, 1, 1};
-    const CUtensorMapDataType type = x->dtype == SM120_E4M3   ? CU_TENSOR_MAP_DATA_TYPE_UINT8
-                                     : x->dtype == SM120_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const CUtensorMapDataType type = tensor_element_bytes(x->dtype) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                     : x->dtype == SM120_BF16            ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const bool is_half = columns * tensor_element_bytes(x->dtype) == 64;
     const CUresult result = device->driver->cuTensorMapEncodeTiled(
         map, type, 4, (void *)(uintptr_t)x->address, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
