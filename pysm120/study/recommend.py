@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pysm120.ops import foreign
 from pysm120.ops.attention_call import PRECISIONS
 from pysm120.ops.operands import device_of
 from pysm120.ops.options import flag, number
+from pysm120.runtime.arrays import Array
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
 from pysm120.study import formats
@@ -16,6 +18,7 @@ from pysm120.study.formats import COMBINATIONS
 from pysm120.study.times import measured
 
 HEADS, ROWS, KEYS = 4, 128, 4096  # of a sample, at most
+_WIDE = ("float32", "float16", "bfloat16")
 
 
 class Tried(NamedTuple):
@@ -31,6 +34,9 @@ class Tried(NamedTuple):
         The time of the tensor pipe of an RTX 50 for its products, in units of bf16's.
     seconds : float or None
         The measured time of a whole call on q, k and v; None on the virtual device.
+    cast : str or None
+        The dtype to which q, k and v must be cast before `attention` takes them in this
+        precision; None if it takes them as they are.
 
     """
 
@@ -39,6 +45,7 @@ class Tried(NamedTuple):
     worst_row: float
     clocks: float
     seconds: float | None = None
+    cast: str | None = None
 
 
 class Recommendation(NamedTuple):
@@ -54,6 +61,10 @@ class Recommendation(NamedTuple):
         Every candidate, the fastest first.
     max_error : float
         The given limit.
+    cast : str or None
+        The dtype to which q, k and v must be cast before `attention` takes them in this
+        precision: "float16" for "f16" of bfloat16 tensors. None if it takes them as
+        they are, or if there is no precision.
 
     """
 
@@ -61,6 +72,7 @@ class Recommendation(NamedTuple):
     error: float
     tried: tuple[Tried, ...]
     max_error: float
+    cast: str | None = None
 
     def __str__(self) -> str:
         """Return the table of what was tried."""
@@ -75,6 +87,8 @@ class Recommendation(NamedTuple):
             least = min(self.tried, key=lambda x: x.error)
             best = f"{least.precision} has the least error, {least.error:.2g}"
             lines.append(f"None is within max_error = {self.max_error:g}: {best}.")
+        if self.cast is not None:
+            lines.append(f"{self.precision} needs q, k and v cast to {self.cast}.")
         return "\n".join(lines)
 
 
@@ -94,9 +108,10 @@ def recommend(
 
     Parameters
     ----------
-    q : ndarray, shape (B, Sq, H, D)
-        Queries, of any real dtype.
-    k, v : ndarray, shape (B, Sk, Hkv, D) and (B, Sk, Hkv, Dv)
+    q : array, shape (B, Sq, H, D)
+        Queries, of any real dtype and of any kind that `attention` takes. Arrays on a
+        device are copied to host memory.
+    k, v : array, shape (B, Sk, Hkv, D) and (B, Sk, Hkv, Dv)
         Keys and values.
     max_error : float
         The largest relative error of O against float64 (Frobenius norm), above 0.
@@ -108,7 +123,7 @@ def recommend(
         Precisions to try. Default: every one that `attention` takes for q, k and v
         of 16 or 32 bits. "fp8" rounds them to e4m3 with a scale for each head.
     device : Device or str, optional
-        As in `attention`.
+        As in `attention`. Default for arrays on a device: theirs.
     seed : int
         Of the random choice of the sample.
 
@@ -123,8 +138,10 @@ def recommend(
 
     Notes
     -----
-    `attention` computes float32 arrays in "f16" only after a cast to float16, whose
-    largest number is 65504.
+    `attention` takes some precisions only after a cast, which the result names: float32
+    and bfloat16 arrays in "f16" and "mxfp8_f16" need float16, whose largest number is
+    65504, and "fp8" needs float8_e4m3fn with scales. Of precisions that take equally
+    long, those that need no cast come first.
 
     The sample has up to 4 heads of q, 128 rows and 4096 keys: random ones, or for a
     causal mask the last rows and the last keys before them.
@@ -140,9 +157,13 @@ def recommend(
         message = f"max_error is {max_error}, not above 0"
         raise InvalidArgumentError(message)
     is_causal = flag(causal, "causal")
+    given = {"q": q, "k": k, "v": v}
+    place = device_of({name: x for name, x in given.items() if isinstance(x, Array) or foreign.is_foreign(x)}, device)
+    q, k, v = (_in_host_memory(x, name, place) for name, x in given.items())
+    dtype = str(np.asarray(q).dtype)
     q, k, v = as_float64(q, k, v)
     names = _candidates(candidates, max(q.shape[-1], v.shape[-1]))
-    place, whole = device_of({}, device), (q, k, v)
+    whole = (q, k, v)
     q, k, v = _sample(q, k, v, np.random.default_rng(seed), causal=is_causal)
     exact = formats.reference(q, k, v, causal=is_causal, scale=scale)
     tried = []
@@ -150,12 +171,28 @@ def recommend(
         found = between(on_device(q, k, v, name, causal=is_causal, scale=scale, device=place), exact)
         time = measured(*whole, name, causal=is_causal, scale=scale, device=place)
         seconds = None if time is None else time.seconds
-        tried.append(Tried(name, found.o, found.worst_row, COMBINATIONS[name].clocks, seconds))
-    # Stable: of equal times the first of COMBINATIONS or of the candidates.
-    tried.sort(key=lambda x: x.clocks if x.seconds is None else x.seconds)
+        cast = _cast(name, dtype)
+        tried.append(Tried(name, found.o, found.worst_row, COMBINATIONS[name].clocks, seconds, cast))
+    # Stable: of equal times and casts the first of COMBINATIONS or of the candidates.
+    tried.sort(key=lambda x: (x.clocks if x.seconds is None else x.seconds, x.cast is not None))
     best = next((x for x in tried if x.error <= limit), None)
-    precision, error = (best.precision, best.error) if best else (None, float("nan"))
-    return Recommendation(precision, error, tuple(tried), limit)
+    precision, error, cast = (best.precision, best.error, best.cast) if best else (None, float("nan"), None)
+    return Recommendation(precision, error, tuple(tried), limit, cast)
+
+
+def _in_host_memory(x: Any, name: str, device: Device) -> Any:
+    """Return an ndarray of an array of any kind, a copy of one on a device; what is no array as it is."""
+    if foreign.is_foreign(x) and not foreign.on_host(x):
+        x = foreign.face_of(device, x, name, None)
+    return x.numpy() if isinstance(x, Array) else foreign.as_ndarray(x, name)
+
+
+def _cast(precision: str, dtype: str) -> str | None:
+    """Return the dtype that a precision needs; None if `attention` takes the given one."""
+    needed = PRECISIONS[precision][1]
+    if needed is None:
+        return None if dtype in _WIDE else "float32"
+    return None if dtype == needed or (precision == "bf16" and dtype == "float32") else needed
 
 
 def _candidates(given: Sequence[str] | None, head_dim: int) -> list[str]:

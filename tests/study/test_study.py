@@ -119,6 +119,42 @@ def test_the_fastest_within_the_error(device: pysm120.Device, rng: np.random.Gen
     assert [x.precision for x in only.tried] == ["fp8", "bf16"]
 
 
+def test_arrays_on_a_device(device: pysm120.Device, rng: np.random.Generator) -> None:
+    """Device arrays give what ndarrays give, on their own device."""
+    q, k, v = (x.astype(np.float32) for x in inputs(rng))
+    options: dict[str, Any] = {"max_error": 0.5, "candidates": ["mxfp8", "bf16"]}
+    there = [device.array(x) for x in (q, k, v)]
+    found = pysm120.recommend(there[0], there[1], there[2], **options)
+    wanted = pysm120.recommend(q, k, v, device=device, **options)
+    assert [x[:4] for x in found.tried] == [x[:4] for x in wanted.tried]
+    # some there, the others here
+    assert pysm120.recommend(there[0], k, v, **options).precision == wanted.precision
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"), [("bfloat16", "bf16"), ("float16", "f16"), ("float32", "bf16"), ("float64", "f16")]
+)
+def test_the_precision_of_the_given_dtype_comes_first(
+    device: pysm120.Device, rng: np.random.Generator, dtype: str, wanted: str
+) -> None:
+    """Of 16-bit precisions, which take equally long, the one whose dtype is given; `cast` names what others need."""
+    q, k, v = (x.astype(dtype) for x in inputs(rng))
+    found = pysm120.recommend(q, k, v, max_error=0.03, candidates=["f16", "bf16"], device=device)
+    if device.is_virtual:
+        assert found.precision == wanted
+    casts = {x.precision: x.cast for x in found.tried}
+    assert casts == {
+        "f16": None if dtype == "float16" else "float16",
+        "bf16": None if dtype in {"bfloat16", "float32"} else "bfloat16",
+    }
+    assert found.cast == casts[str(found.precision)]
+    assert ("cast to" in str(found)) == (found.cast is not None)
+    q, k, v = (x if found.cast is None else x.astype(found.cast) for x in (q, k, v))
+    pysm120.attention(q, k, v, precision=found.precision, device=device)
+    only = pysm120.recommend(q, k, v, max_error=0.5, candidates=["fp8"], device=device)
+    assert only.cast == "float8_e4m3fn"
+
+
 def test_times_are_measured_on_a_gpu_alone(device: pysm120.Device, rng: np.random.Generator) -> None:
     """The virtual device measures nothing, and then the tensor pipe's time is the order; a GPU measures every call."""
     q, k, v = inputs(rng)
