@@ -23,10 +23,14 @@ from pysm120.study.errors import as_float64, supported
 from pysm120.study.formats import Floats, reference
 from pysm120.study.times import measured
 
-NAMED = ("normal", "peaked", "biased", "positive", "outliers", "minilm")
+NAMED = ("normal", "peaked", "biased", "positive", "outliers", "sinks", "minilm")
 ROWS, HEADS, HEAD_DIM = 1024, 1, 128  # of drawn inputs
 PEAK, BIAS, MEAN = 4.0, 4.0, 1.0  # peaked: q is so many times as large; biased: the mean of q and k; positive: of v
 STEP, RISE = 32, 8.0  # outliers: every so many columns of k are so much higher
+# sinks: the last rows of a long causal context, whose first keys, with values next to 0, take most of the weight. Their
+# norm is in a few columns, in which every row of q has a mean.
+SINK_ROWS, SINK_KEYS, SINKS, SINK_COLUMNS = 128, 8192, 4, 4
+SINK_KEY, SINK_QUERY, SINK_VALUE = 14.0, 2.0, 0.05
 CHIP, PROBLEM = "rtx5090", "4,2048,32"  # what times are predicted for; then the head size
 LAYERS = (0, 3, 5)
 
@@ -39,6 +43,7 @@ class Inputs:
     q: Floats
     k: Floats
     v: Floats
+    causal: bool = False  # whatever --causal says
 
 
 @dataclasses.dataclass
@@ -75,7 +80,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         default="minilm",
         help="normal; peaked (q is 4 times as large: a row has a few high scores); biased (q and k have a mean of 4); "
-        "positive (v has a mean of 1); outliers (every 32nd column of k is 8 higher); minilm (layers 0, 3, 5 of "
+        "positive (v has a mean of 1); outliers (every 32nd column of k is 8 higher); sinks (the last 128 "
+        "rows of 8192 keys, causal, whose first 4 keys take most of the weight); minilm (layers 0, 3, 5 of "
         "all-MiniLM-L6-v2); or an .npz file with q, k and v of shape (B, S, H, D) (default: minilm)",
     )
     parser.add_argument("--causal", action="store_true", help="the last row sees the last key")
@@ -90,20 +96,10 @@ def inputs_of(arguments: argparse.Namespace) -> list[Inputs]:
     name = arguments.inputs
     if name == "minilm":
         data = minilm()
-        return [Inputs(f"layer {n}", *(data[f"{x}{n}"].swapaxes(0, 1)[None].astype(np.float64) for x in "qkv"))
-                for n in LAYERS]  # fmt: skip
+        layers = [[data[f"{x}{n}"].swapaxes(0, 1)[None].astype(np.float64) for x in "qkv"] for n in LAYERS]
+        return [Inputs(f"layer {n}", q, k, v) for n, (q, k, v) in zip(LAYERS, layers, strict=True)]
     if name in NAMED:
-        rng = np.random.default_rng(arguments.seed)
-        q, k, v = rng.standard_normal((3, 1, ROWS, HEADS, HEAD_DIM))
-        if name == "peaked":
-            q *= PEAK
-        if name == "biased":
-            q, k = q + BIAS, k + BIAS
-        if name == "positive":
-            v += MEAN
-        if name == "outliers":
-            k[..., ::STEP] += RISE
-        return [Inputs(name, q, k, v)]
+        return [drawn(name, np.random.default_rng(arguments.seed))]
     path = Path(name)
     if path.suffix != ".npz" or not path.is_file():
         message = f"--inputs is {name!r}, not {', '.join(NAMED)} or an .npz file"
@@ -115,10 +111,38 @@ def inputs_of(arguments: argparse.Namespace) -> list[Inputs]:
         message = f"--inputs is {name!r}, which has no arrays q, k and v: {error}"
         raise InvalidArgumentError(message) from error
     try:
-        return [Inputs(path.stem, *as_float64(*arrays))]
+        q, k, v = as_float64(*arrays)
+        return [Inputs(path.stem, q, k, v)]
     except (TypeError, ValueError) as error:
         message = f"--inputs is {name!r}: {error}"
         raise InvalidArgumentError(message) from error
+
+
+def drawn(name: str, rng: np.random.Generator) -> Inputs:
+    """Draw inputs."""
+    if name == "sinks":
+        return with_sinks(rng)
+    q, k, v = rng.standard_normal((3, 1, ROWS, HEADS, HEAD_DIM))
+    if name == "peaked":
+        q *= PEAK
+    if name == "biased":
+        q, k = q + BIAS, k + BIAS
+    if name == "positive":
+        v += MEAN
+    if name == "outliers":
+        k[..., ::STEP] += RISE
+    return Inputs(name, q, k, v)
+
+
+def with_sinks(rng: np.random.Generator) -> Inputs:
+    """Draw the inputs named sinks."""
+    q = rng.standard_normal((1, SINK_ROWS, HEADS, HEAD_DIM))
+    k, v = rng.standard_normal((2, 1, SINK_KEYS, HEADS, HEAD_DIM))
+    columns = slice(0, HEAD_DIM, HEAD_DIM // SINK_COLUMNS)
+    q[..., columns] += SINK_QUERY
+    k[:, :SINKS, :, columns] += SINK_KEY
+    v[:, :SINKS] *= SINK_VALUE
+    return Inputs("sinks", q, k, v, causal=True)
 
 
 def times_of(head_dim: int, *, causal: bool) -> Iterator[tuple[str, Time | None]]:
@@ -169,11 +193,10 @@ def run(arguments: argparse.Namespace) -> int:
         here: dict[str, Time] = {}
         with console.progress(steps, "study") as step:
             for x in inputs:
-                exact = reference(x.q, x.k, x.v, causal=arguments.causal)
+                causal = arguments.causal or x.causal
+                exact = reference(x.q, x.k, x.v, causal=causal)
                 for name in names:
-                    found[x.name].append(
-                        errors_of(x.q, x.k, x.v, name, causal=arguments.causal, device=device, exact=exact)
-                    )
+                    found[x.name].append(errors_of(x.q, x.k, x.v, name, causal=causal, device=device, exact=exact))
                     step(f"{x.name}: {name}")
             if not arguments.no_times:
                 predictions = times_of(head_dim, causal=arguments.causal) if predicted else ()

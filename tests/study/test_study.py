@@ -1,6 +1,8 @@
 """The models of formats, the errors of precisions, recommend, and the command study."""
 
+import argparse
 import json
+import re
 import sys
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -286,7 +288,7 @@ def shown(document: str, header: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.virtual
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("name", ["normal", "peaked", "biased", "positive", "outliers", "minilm"])
+@pytest.mark.parametrize("name", ["normal", "peaked", "biased", "positive", "outliers", "sinks", "minilm"])
 def test_the_table_of_inputs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     table = shown("docs/explanation/quantisation.md", TABLE)
     assert __main__.main(["study", "--inputs", name, "--no-times", "--json", "--device", "virtual"]) == 0
@@ -301,10 +303,96 @@ def test_the_table_of_inputs(name: str, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_table_of_inputs_is_whole() -> None:
     table = shown("docs/explanation/quantisation.md", TABLE)
-    assert set(table) == {"normal", "peaked", "biased", "positive", "outliers", "layer 0", "layer 3", "layer 5"}
+    assert set(table) == {
+        "normal",
+        "peaked",
+        "biased",
+        "positive",
+        "outliers",
+        "sinks",
+        "layer 0",
+        "layer 3",
+        "layer 5",
+    }
     assert set(table["normal"]) == set(COMBINATIONS) - {"mxfp8_f16"}
     for row, cells in shown("README.md", "| inputs | bf16 |").items():
         assert cells.items() <= table[row].items()
+
+
+EXACT_OPERANDS = COMBINATIONS["fp8"]._replace(scores=lambda x, _: x, values=lambda x, _: x, weights=lambda p: p)
+
+
+def cost(q: Any, k: Any, v: Any, *, causal: bool = False, **rounded: Any) -> float:
+    """Return the error of O, in percent, where only some operands are rounded."""
+    exact, got = (
+        formats.reference(q, k, v, one, causal=causal, scale=None).o
+        for one in (None, EXACT_OPERANDS._replace(**rounded))
+    )
+    return 100 * float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
+
+
+def named(name: str) -> list[study.Inputs]:
+    """Return the inputs of a name."""
+    return study.inputs_of(argparse.Namespace(inputs=name, seed=0))
+
+
+def figure(pattern: str) -> float:
+    """Return a figure of docs/explanation/quantisation.md."""
+    (found,) = re.findall(pattern, " ".join((ROOT / "docs/explanation/quantisation.md").read_text().split()))
+    return float(found)
+
+
+def p_times(factor: float) -> Any:
+    """Return the rounding of weights times a factor to e4m3, as a given scale of P would do it."""
+    return lambda p: formats.e4m3(np.minimum(p * factor, formats.E4M3_MAX)) / factor
+
+
+def test_claims_have_their_origin() -> None:
+    """The errors of v and of P in e4m3 without a scale, and of v with one at the same spread."""
+    (x,) = named("normal")
+    for spread, percent in ((0.003, figure(r"of 0.003 lie .*? cost ([\d.]+) %")), (0.002, figure(r"0.002 ([\d.]+) %"))):
+        assert cost(x.q, x.k, spread * x.v, values=lambda v, _: formats.e4m3(v)) == pytest.approx(percent, abs=0.06)
+        assert cost(x.q, x.k, spread * x.v, values=formats.fp8) < 2.75
+
+    def with_sum_1(p: Any) -> Any:
+        total = p.sum(-1, keepdims=True)
+        return formats.e4m3(p / total) * total
+
+    wanted = figure(r"each row with the sum 1, costs ([\d.]+) %")
+    assert cost(x.q, x.k, x.v, weights=with_sum_1, sums_rounded=False) == pytest.approx(wanted, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("factor", "row"),
+    [
+        (1.0, "p, e4m3, the highest of a row 1"),
+        (128.0, "p, e4m3, the highest of a row 2^7"),
+        (448.0, "p, e4m3, the highest of a row 448"),
+        (2048.0, "p, e4m3, times 2048, saturated at 448"),
+    ],
+)
+def test_scales_of_p(factor: float, row: str) -> None:
+    """The rows of the table, but 16384 keys; attention.md says the same of 448 and of 2048."""
+    cells = shown("docs/explanation/quantisation.md", "| rounded | normal |")[row]
+    inputs = {x.name: x for name in ("normal", "positive", "outliers", "minilm") for x in named(name)}
+    for name, x in inputs.items():
+        last = 10.0 ** -len(cells[name].partition(".")[2])
+        assert abs(cost(x.q, x.k, x.v, weights=p_times(factor)) - float(cells[name])) <= 0.51 * last, name
+
+
+def test_sinks_are_sinks() -> None:
+    """What the page says of them: their weight, what P costs by its scale, and v in blocks of 4 bits."""
+    (x,) = named("sinks")
+    exact = formats.reference(x.q, x.k, x.v, causal=True, scale=None)
+    weight = np.exp(exact.scores[..., : study.SINKS] - exact.lse[..., None]).sum(-1)
+    assert np.median(weight) == pytest.approx(figure(r"first 4 take ([\d.]+) of a row"), abs=0.006)
+    costs = (
+        (figure(r"P alone would cost ([\d]+) %"), {"weights": p_times(1)}),
+        (figure(r"P alone would cost 24 %, not ([\d.]+),"), {"weights": p_times(128)}),
+        (figure(r"That alone costs (\d+) %"), {"values": formats.nvfp4}),
+    )
+    for percent, rounded in costs:
+        assert cost(x.q, x.k, x.v, causal=True, **rounded) == pytest.approx(percent, abs=0.51 if percent > 2 else 0.051)
 
 
 def test_json_of_a_file(
@@ -376,7 +464,7 @@ def test_front() -> None:
     [
         (
             ["--inputs", "nothing"],
-            "--inputs is 'nothing', not normal, peaked, biased, positive, outliers, minilm or an .npz file",
+            "--inputs is 'nothing', not normal, peaked, biased, positive, outliers, sinks, minilm or an .npz file",
         ),
         (["--plot", "x.jpg"], "--plot is 'x.jpg', not a .png file in an existing folder"),
         (["--plot", "x.png", "--no-times"], "--plot draws times: leave out --no-times"),
