@@ -70,7 +70,7 @@ struct warp {
     int32_t line;              /* of code; -1: none yet */
     int64_t came, there;       /* when the warp reached it, and when it arrives */
     bool has_entered, has_ended;
-    bool is_held; /* by a barrier of the CTA */
+    bool is_held;            /* by a barrier of the CTA */
     int32_t reason, blocked; /* why it is not ready; the pipe or port that was busy, -1: none */
 };
 
