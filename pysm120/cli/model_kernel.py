@@ -26,6 +26,7 @@ from pysm120.runtime.module import Builtin, builtin_image, builtin_index, find_b
 from pysm120.runtime.names import demangled
 
 INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, and says which
+_MOST_CTAS, _MOST_STAGES = 1 << 24, 1 << 10  # beyond these a prediction takes minutes
 _IDLE = 0.1  # most of the time in which an idle DRAM is busy
 _SPILLED = re.compile(r"\[R1(?:\+0x[0-9a-f]+)?\]$")  # the address of a spilled register
 _REPEATS = 2  # times that L2 gives the bytes of DRAM, above which L1 may matter
@@ -35,12 +36,15 @@ _BRANCH = re.compile(r"(0x[0-9a-f]+)=(taken|not)$")
 _TILE = re.compile(r"([1-9]\d*)x([1-9]\d*)$")
 
 
-def number(word: str | None, name: str, least: int = 1) -> int | None:
-    """Return the value of an option as an integer of at least ``least``."""
+def number(word: str | None, name: str, least: int = 1, most: int | None = None) -> int | None:
+    """Return the value of an option as an integer of at least ``least`` and at most ``most``."""
     if word is None:
         return None
     if not word.isdecimal() or int(word) < least:
         message = f"{name} is {word!r}, not an integer of at least {least}"
+        raise InvalidArgumentError(message)
+    if most is not None and int(word) > most:
+        message = f"{name} is {word!r}; the model takes at most {most:,}"
         raise InvalidArgumentError(message)
     return int(word)
 
@@ -92,7 +96,7 @@ def _launch(model: KernelModel, arguments: argparse.Namespace) -> tuple[list[int
         raise InvalidArgumentError(message)
     recorded = round(model.recording.rounds) if model.recording else 32
     rounds = 0 if model.loop is None else stated or recorded
-    ctas = number(arguments.ctas, "--ctas") or int(model.chip["sms"]) * model.slots
+    ctas = number(arguments.ctas, "--ctas", most=_MOST_CTAS) or int(model.chip["sms"]) * model.slots
     share = model.recording.share if model.recording else 1.0
     return [rounds] * max(1, round(share * ctas)), None
 
@@ -107,7 +111,7 @@ def _shares(model: KernelModel, rounds: list[int]) -> list[float]:
 
 def _problem(name: str, arguments: argparse.Namespace) -> Problem | None:
     """Return the given problem, or the default problem of attention kernels."""
-    rounds, ctas = number(arguments.rounds, "--rounds"), number(arguments.ctas, "--ctas")
+    rounds, ctas = number(arguments.rounds, "--rounds"), number(arguments.ctas, "--ctas", most=_MOST_CTAS)
     if arguments.problem and (rounds or ctas):
         message = "--problem determines the CTAs and rounds: leave out --ctas and --rounds"
         raise InvalidArgumentError(message)
@@ -395,7 +399,7 @@ def predicted(arguments: argparse.Namespace, chip: Chip, *, keep_events: bool = 
 
 def _predicted(kernel: Kernel, arguments: argparse.Namespace, chip: Chip, *, keep_events: bool) -> Predicted:
     """Predict the launch of a kernel."""
-    stages = number(arguments.stages, "--stages")
+    stages = number(arguments.stages, "--stages", most=_MOST_STAGES)
     branches = _branches(arguments.branch)
     model = kernel.model(stages, branches)
     for address in branches:
@@ -405,7 +409,7 @@ def _predicted(kernel: Kernel, arguments: argparse.Namespace, chip: Chip, *, kee
             raise InvalidArgumentError(message)
     rounds, problem = _launch(model, arguments)
     warps = problem.warps(record_of(model.function.name, arguments.tile)) if problem else []
-    all_ctas = number(arguments.ctas, "--ctas") if model.recording and model.recording.share < 1 else None
+    all_ctas = number(arguments.ctas, "--ctas", most=_MOST_CTAS) if model.recording and model.recording.share < 1 else None
     leaving = all_ctas - len(rounds) if all_ctas else 0
     record, of_keys = record_of(model.function.name), None
     of_library = {"attention": splits.of_library, BACKWARD: splits.of_backward}.get(record.operation)

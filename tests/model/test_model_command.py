@@ -318,3 +318,9 @@ def test_loops_hold_what_they_are_named_after() -> None:
             base, count = wanted.pop(loop.name)
             assert sum(one.base == base for one in function.of_loop(validation.timed_loop(function))) == count
     assert not wanted
+
+
+@pytest.mark.parametrize("option", ["--ctas", "--stages"])
+def test_numbers_with_which_a_prediction_would_not_end(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["model", "attention_bf16_128x64_d128_r16", option, "1000000000"]) == 2
+    assert f"{option} is '1000000000'; the model takes at most" in capsys.readouterr().err
