@@ -409,7 +409,9 @@ def _predicted(kernel: Kernel, arguments: argparse.Namespace, chip: Chip, *, kee
             raise InvalidArgumentError(message)
     rounds, problem = _launch(model, arguments)
     warps = problem.warps(record_of(model.function.name, arguments.tile)) if problem else []
-    all_ctas = number(arguments.ctas, "--ctas", most=_MOST_CTAS) if model.recording and model.recording.share < 1 else None
+    all_ctas = (
+        number(arguments.ctas, "--ctas", most=_MOST_CTAS) if model.recording and model.recording.share < 1 else None
+    )
     leaving = all_ctas - len(rounds) if all_ctas else 0
     record, of_keys = record_of(model.function.name), None
     of_library = {"attention": splits.of_library, BACKWARD: splits.of_backward}.get(record.operation)

@@ -33,8 +33,8 @@ def parse(word: str, option: str, path: str, code: Sequence[Instruction], entry:
     if all(i.line != line for i in inside):
         nearest = min(inside, key=lambda i: (abs(i.line - line), i.line))
         message = (
-            f"{option} is {word!r}, but {demangled(entry)} has no instruction there; the nearest is in line {nearest.line}: "
-            f"{readable(nearest.text)}"
+            f"{option} is {word!r}, but {demangled(entry)} has no instruction there; "
+            f"the nearest is in line {nearest.line}: {readable(nearest.text)}"
         )
         raise InvalidArgumentError(message)
     return Place(file or None, line)

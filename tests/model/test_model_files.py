@@ -11,7 +11,9 @@ import pytest
 from pysm120 import __main__
 from pysm120.machine_code import sass, tools
 from pysm120.model import record
+from pysm120.model.simulator import Outcome, Simulator, StuckError
 from pysm120.runtime.errors import InvalidArgumentError, UnsupportedError
+from pysm120.runtime.module import builtin_image, builtin_index
 
 pytestmark = pytest.mark.virtual
 
@@ -262,3 +264,23 @@ def test_files_that_are_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "is a fatbin: take a cubin out of it" in refusal(capsys, str(path))
     path.write_text("hello")
     assert "is neither a cubin nor PTX" in refusal(capsys, str(path))
+
+
+def test_warps_that_wait_for_each_other_have_every_tile_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry, real, stuck = "attention_bf16_128x64_d128_r16", Simulator.run, [StuckError("stuck")]
+
+    def run(self: Simulator, rounds: Any, slots: int, offset: int = 0, *, keep_events: bool = False) -> Outcome:
+        if len(rounds) > 1 and stuck:
+            raise stuck.pop()
+        return real(self, rounds, slots, offset, keep_events=keep_events)
+
+    monkeypatch.setattr(Simulator, "run", run)
+    file = tmp_path / "k.cubin"
+    file.write_bytes(builtin_image(builtin_index(entry), "sm_120f", "cubin"))
+    words = ["--rules", "--rounds", "8", "--ctas", "170", "--shared", "65536", "--json"]
+    assert __main__.main(["model", str(file), *words]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert not stuck
+    assert any("every tile is there in time; --stages N" in missing for missing in found["incomplete"])
