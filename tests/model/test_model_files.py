@@ -278,7 +278,9 @@ def test_warps_that_wait_for_each_other_have_every_tile_in_time(
 
     monkeypatch.setattr(Simulator, "run", run)
     file = tmp_path / "k.cubin"
-    file.write_bytes(builtin_image(builtin_index(entry), "sm_120f", "cubin"))
+    index = builtin_index(entry)
+    assert index is not None
+    file.write_bytes(builtin_image(index, "sm_120f", "cubin"))
     words = ["--rules", "--rounds", "8", "--ctas", "170", "--shared", "65536", "--json"]
     assert __main__.main(["model", str(file), *words]) == 3
     found = json.loads(capsys.readouterr().out)
