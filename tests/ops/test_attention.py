@@ -4,6 +4,7 @@ import itertools
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from attention_cases import (
@@ -98,8 +99,10 @@ def launch(device: pysm120.Device) -> None:
 
 
 def launch_pack(device: pysm120.Device) -> None:
-    """Operands that are MXFP8 already."""
+    """Operands that are MXFP8 already, or in e5m2."""
     for head_dim in (64, 128):
+        x = np.ones((1, 3, 1, head_dim), ml_dtypes.float8_e5m2)
+        pysm120.attention(x, x, x, device=device)
         x = np.ones((1, 3, 1, head_dim), ALL_DTYPES["float8_e4m3fn"])
         k_scales, v_scales = np.zeros((1, 3, 1, head_dim // 32), np.uint8), np.zeros((1, 1, 1, head_dim), np.uint8)
         pysm120.attention((x, k_scales), (x, k_scales), (x, v_scales), device=device)
