@@ -37,6 +37,7 @@ MARGINS = {
     "attention_mxfp8": 1.3,
     "attention_nvfp4_mxfp8": 1.6,
     "attention_nvfp4": 1.05,
+    "attention_fp8_e5m2": 1.8,  # which branches by type
     "attention_fp8": 2.0,
     "narrow": 1.3,
 }
