@@ -15,7 +15,7 @@ from operations import Operation, Wrong
 import pysm120
 
 BATCH, HEADS, KV_HEADS, Q_ROWS, D = 2, 4, 2, 3, 24
-PAGES, PAGE_ROWS, TABLE_PAGES = 5, 7, 3
+PAGES, PAGE_ROWS, TABLE_PAGES = (1 << 30) - 1, 7, 3
 PART = 1 << 14
 BF16 = DTYPES["bfloat16"]
 HEAD_SIZES = (64, 96, 128, 192, 256)  # of the kernels
@@ -26,7 +26,10 @@ Array = np.ndarray[Any, Any]
 
 
 def fill(args: Any, memory: int) -> None:
-    """Fill arguments for bf16, causal, pages, two splits: six arrays one behind the other."""
+    """Fill arguments for bf16, causal, pages, two splits: six arrays one behind the other.
+
+    Every number of a page, whatever fills the table, is that of the same page.
+    """
     args.scale, args.causal, args.num_splits = -0.25, lib.SM120_CAUSAL_BOTTOM_RIGHT, 2
     args.batch, args.heads, args.kv_heads, args.q_rows, args.head_dim = BATCH, HEADS, KV_HEADS, Q_ROWS, D
     args.pages, args.page_rows, args.table_pages = PAGES, PAGE_ROWS, TABLE_PAGES
@@ -34,11 +37,12 @@ def fill(args: Any, memory: int) -> None:
     for n, (struct, (heads, rows)) in enumerate(zip((args.q, args.k, args.v, args.o), (q, k, k, q), strict=True)):
         struct.address, struct.dtype = memory + n * PART, lib.SM120_BF16
         struct.batch_stride, struct.head_stride, struct.row_stride = heads * rows * D, rows * D, D
+    args.k.batch_stride = args.v.batch_stride = 0
     args.page_table, args.lse = memory + 4 * PART, memory + 4 * PART + 1024
 
 
 def launch(device: pysm120.Device) -> None:
-    """Every head size in both types, aligned and not; few rows and more; splits; pages for more than 128 tokens."""
+    """Every head size and type, aligned and not; few rows and more; splits; copies; pages for more than 128 tokens."""
     call: Any = pysm120.attention_with_kv_cache
     for dtype in ("bfloat16", "float16"):
         x = np.ones((1, 129, 1, 64), DTYPES[dtype])
@@ -52,6 +56,9 @@ def launch(device: pysm120.Device) -> None:
         for tokens in (3, 9):
             x = np.ones((1, tokens, 1, head_dim), BF16)
             call(x, x.astype(dtype), x.astype(dtype), device=device)
+    for dtype, other in (("bfloat16", "float16"), ("float16", "bfloat16")):
+        x = np.ones((1, 3, 1, 64), DTYPES[dtype])
+        call(x, x.astype(DTYPES[other]), x, page_table=np.zeros((1, 1), np.int32), device=device)
     pairs = (np.ones((1, 3, 1, 32), np.uint8), np.ones((1, 3, 1, 4), "float8_e4m3fn"))
     call(np.ones((1, 3, 1, 64), BF16), pairs, pairs, device=device)
 
@@ -153,7 +160,7 @@ PY_WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "no cache": (TypeError, "k_cache is a str, not an array with 4 dimensions", right(k_cache="k")),
     "rank of q": (ValueError, r"q has shape \(3, 4, 64\)", right(q=ones(3, 4, 64))),
     "dtype of q": (TypeError, "q has dtype float32, not float16 or bfloat16", right(q=ones(2, 3, 4, 64, dtype="f4"))),
-    "dtype of k_cache": (TypeError, "k_cache has dtype float16, but q", right(k_cache=ones(5, 7, 2, 64, dtype="f2"))),
+    "dtype of k_cache": (TypeError, "k_cache has dtype float32", right(k_cache=ones(5, 7, 2, 64, dtype="f4"))),
     "head size of k_cache": (ValueError, "k_cache has shape", right(k_cache=ones(5, 7, 2, 32))),
     "pages of v_cache": (ValueError, "v_cache has shape", right(v_cache=ones(4, 7, 2, 64))),
     "heads": (
@@ -265,8 +272,8 @@ OPERATION = Operation(
         Wrong("kv_lengths", 2, "MISALIGNED", "kv_lengths"),
         Wrong("q.dtype", lib.SM120_F32, "INVALID_ARGUMENT", "q.dtype"),
         Wrong("q.reserved", 1, "INVALID_ARGUMENT", "q.reserved"),
-        Wrong("k.dtype", lib.SM120_F16, "INVALID_ARGUMENT", "k.dtype"),
-        Wrong("k.dtype", lib.SM120_E4M3, "UNSUPPORTED", "of which one has 16 bits"),
+        Wrong("k.dtype", lib.SM120_F16, "UNSUPPORTED", "they are copied, and page_rows = 7"),
+        Wrong("k.dtype", lib.SM120_E4M3, "UNSUPPORTED", "they are copied, and page_rows = 7"),
         Wrong("k.dtype", lib.SM120_U8, "INVALID_ARGUMENT", "k.dtype = U8 (0x00010801) needs scales in blocks"),
         Wrong("k_blocks.address", 4096, "INVALID_ARGUMENT", "k_blocks.address = 0x1000"),
         Wrong("v_scale.address", 4096, "INVALID_ARGUMENT", "v_scale.address = 0x1000"),
