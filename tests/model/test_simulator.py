@@ -584,10 +584,10 @@ def test_rounds_of_a_problem() -> None:
     # Longest first: rows 384 to 511 see 512 keys, rows 0 to 127 see 128.
     assert problem.parse("1,512,1,128,causal").rounds(kernel) == [8, 6, 4, 2]
     assert problem.parse("1,130,1,64,causal").rounds(kernel) == [3, 2]
-    # ... and as the 16-bit kernels without features do it, of all heads first; of MXFP8, head by head.
+    # ... and of all heads first.
     assert problem.parse("1,256,2,128,causal").rounds(kernel) == [4, 4, 2, 2]
     assert problem.parse("1,256,2,128,causal").rounds(kernel, 1) == [4, 2, 4, 2]
-    assert problem.parse("1,384,2,128,causal").rounds(MXFP8) == [6, 3, 6, 3]  # tiles of 192 rows
+    assert problem.parse("1,384,2,128,causal").rounds(MXFP8) == [6, 6, 3, 3]  # tiles of 192 rows
     assert problem.parse("1,1024,2,64").flops == 4 * 2 * 1024 * 1024 * 64
     assert problem.parse("1,1024,2,64").tensor_bytes(kernel) == 4 * 2 * 1024 * 64 * 2
     assert problem.parse("1,1024,2,64").tensor_bytes(MXFP8) == (3 * 33 / 32 + 2) * 2 * 1024 * 64
