@@ -14,6 +14,12 @@ struct cache_numbers {
                                      new_rows keys that lengths do not count */
 };
 
+/* What all calls with a cache say of it. */
+#define CACHE_NUMBERS(on, args)                                                                                        \
+    .device = (on), .stream = (args)->stream, .batch = (args)->batch, .pages = (args)->pages,                          \
+    .page_rows = (args)->page_rows, .table_pages = (args)->table_pages, .page_table = (args)->page_table,              \
+    .kv_lengths = (args)->kv_lengths
+
 /* Whether calls check numbers in device memory: on the virtual device, unless its checks are off. A call on a GPU does
  * not wait for what is in front of it in the stream, so it cannot read them. */
 bool numbers_are_checked(const struct device *device);

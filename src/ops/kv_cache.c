@@ -323,14 +323,7 @@ static sm120_status check_numbers(struct device *device, const sm120_kv_cache_ap
     const int64_t all = args->page_rows * (args->page_table != 0 ? args->table_pages : 1);
     const bool are_behind = args->new_lengths != 0;
     const struct cache_numbers numbers = {
-        .device = device,
-        .stream = args->stream,
-        .batch = args->batch,
-        .pages = args->pages,
-        .page_rows = args->page_rows,
-        .table_pages = args->table_pages,
-        .page_table = args->page_table,
-        .kv_lengths = args->kv_lengths,
+        CACHE_NUMBERS(device, args),
         .rows = are_behind ? 0 : args->rows,
         .most = all,
         .new_rows = are_behind ? args->rows : 0,

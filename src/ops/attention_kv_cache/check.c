@@ -166,17 +166,8 @@ sm120_status cached_check(const sm120_attention_with_kv_cache_args *args, struct
 static sm120_status check_numbers(struct device *device, const struct cached *call) {
     const sm120_attention_with_kv_cache_args *const args = call->args;
     const struct cache_numbers numbers = {
-        .device = device,
-        .stream = args->stream,
-        .batch = args->batch,
-        .pages = args->pages,
-        .page_rows = args->page_rows,
-        .table_pages = args->table_pages,
-        .page_table = args->page_table,
-        .page_indptr = args->page_indptr,
-        .last_page = args->last_page,
-        .kv_lengths = args->kv_lengths,
-        .rows = call->kv_rows,
+        CACHE_NUMBERS(device, args),  .page_indptr = args->page_indptr,
+        .last_page = args->last_page, .rows = call->kv_rows,
         .most = call->kv_rows,
     };
     return numbers_are_checked(device) ? numbers_check_keys(&numbers, call->kv_rows) : SM120_OK;
