@@ -21,7 +21,7 @@ from pysm120.report.bench import Bench, Outcome
 from pysm120.runtime.module import builtins
 
 BF16, F16, F32 = ml_dtypes.bfloat16, np.float16, np.float32
-E4M3, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
+E4M3, E5M2, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e8m0fnu
 # Bounds of relative errors: about twice what these problems give.
 FORWARD = {
     "bf16": 0.004,
@@ -69,16 +69,16 @@ def loads(bench: Bench) -> Outcomes:
 def forward(bench: Bench, precision: str) -> Outcomes:
     """Run every kernel of a precision: two tiles of rows, three of keys, a tail of each; causal where it has masks."""
     for kernel in builtins():
-        if kernel.operation != "attention" or kernel.precision != precision:
+        if kernel.operation not in {"attention", "attention_e5m2"} or kernel.precision != precision:
             continue
-        dtype = dtype_of(precision)
+        dtype = E5M2 if kernel.operation == "attention_e5m2" else dtype_of(precision)
         scale: dict[str, Any] = {}
         rows, keys = kernel.q_rows + 5, 2 * kernel.kv_rows + 13
         q, k, v = qkv(bench, (1, rows, 2, kernel.head_dim), keys, 1, dtype)
         options: dict[str, Any] = {"causal": True, "softcap": 20.0} if kernel.features else {}
-        out, lse = bench.out(q.shape, BF16 if dtype is E4M3 else dtype), bench.out((1, 2, rows), F32)
+        out, lse = bench.out(q.shape, BF16 if precision == "fp8" else dtype), bench.out((1, 2, rows), F32)
         given = bench.puts(q, k, v)
-        if dtype is E4M3:
+        if precision == "fp8":
             factors = dict(zip("qkv", (np.array(x, F32) for x in ([0.5, 1.5], [0.75], [2.0])), strict=True))
             scale = {f"{n}_scale": bench.put(x) for n, x in factors.items()}
             q, k, v = (x.astype(F32) * factors[n][:, None] for n, x in zip("qkv", (q, k, v), strict=True))
@@ -272,6 +272,22 @@ def caches(bench: Bench, kind: str, sizes: tuple[int, ...], bound: float) -> Out
     attention_with_kv_cache(bench.put(q), k_cache, v_cache, lengths, page_table=table, causal=True, out=out)
     exact = reference.attention(q, held[0].numpy(), held[1].numpy(), causal=True)[0]
     yield bench.outcome(f"{kind}, 133 tokens", out, exact, FORWARD["f16" if dtype is F16 else "bf16"])
+
+
+def mixed_caches(bench: Bench) -> Outcomes:
+    """Compute attention with keys of the other 16-bit type and values in e4m3: both are copied in the type of q."""
+    page, length = 16, 75
+    table = bench.rng.permutation(6).astype(np.int32)[None]
+    for dtype, other in ((BF16, F16), (F16, BF16)):
+        q = bench.normal((1, 3, 4, 64), dtype)
+        held = [bench.normal((6, page, 2, 64), kind) for kind in (other, E4M3)]
+        out = bench.out(q.shape, dtype)
+        q_, k, v, lengths, pages = bench.puts(q, *held, np.array([length], np.int32), table)
+        attention_with_kv_cache(q_, k, v, lengths, page_table=pages, causal=True, out=out)
+        rows = [x[table[0]].reshape(1, -1, 2, 64)[:, :length].astype(dtype) for x in held]
+        exact = reference.attention(q, *rows, causal=True)[0]
+        name = f"{np.dtype(dtype).name} with {np.dtype(other).name} and e4m3"
+        yield bench.outcome(name, out, exact, FORWARD["f16" if dtype is F16 else "bf16"])
 
 
 def rotations(bench: Bench) -> Outcomes:

@@ -47,6 +47,7 @@ def _checks() -> list[Task]:
             Task(f"caches, {kind}", "checks", "caches", {"kind": kind, "sizes": sizes, "bound": bound})
             for kind, (sizes, bound) in _CACHES.items()
         ),
+        Task("caches, keys and values of two types", "checks", "mixed_caches"),
         Task("caches, rotated keys and long appends", "checks", "rotations"),
         Task("merge_states", "checks", "merges"),
         Task("quantize_mxfp8", "checks", "quantization"),
