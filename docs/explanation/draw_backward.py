@@ -25,7 +25,7 @@ from PIL import Image  # noqa: E402
 from PIL.PngImagePlugin import PngInfo  # noqa: E402
 
 KERNELS = {
-    "attention_backward_bf16_64x64_d128": "bf16_f16",
+    "attention_backward_bf16_64x96_d128": "bf16_f16",
     "attention_backward_mxfp8_64x128_d128": "mxfp8",
 }
 # What the picture needs of a template's constants when it describes a kernel.
@@ -71,7 +71,8 @@ def sizes() -> dict[str, dict[str, int]]:
             "TILE_BYTES": q_bytes,
             "ROWS_BYTES": scope.get("ROWS_BYTES", scope["Q_BYTES"] - q_bytes),
             "DO_STAGES": scope.get("DO_STAGES", scope["STAGES"]),
-            "DS_BYTES": scope.get("DS_BYTES", scope.get("P_BYTES")),
+            "DS_BYTES": scope.get("DS_BYTES", 2 * scope["Q_ROWS"] * scope["KV_ROWS"]),
+            "V registers": len(scope.get("VALUES", [])),
             "S_QUERIES": scope["Q_ROWS"] // scope.get("SR", 1),
             "S_KEYS": scope["KV_ROWS"] // scope.get("SC", scope["WARPS"]),
         }
@@ -106,8 +107,9 @@ def rows(k: dict[str, int], *, is_mxfp8: bool) -> list[Operand]:
         Operand("shared memory", "Q", size(k["TILE_BYTES"], k["STAGES"])),
         Operand("shared memory", "dO", size(k["TILE_BYTES"], k["DO_STAGES"])),
         Operand("shared memory", "LSE, delta", size(k["ROWS_BYTES"], k["STAGES"])),
-        *([] if is_mxfp8 else [Operand("shared memory", "P", size(k["DS_BYTES"], k["DS_STAGES"]))]),
-        Operand("shared memory", "dS", size(k["DS_BYTES"], k["DS_STAGES"])),
+        *([] if is_mxfp8 else [Operand("shared memory", "P", f"{size(k['DS_BYTES'])} of V")]),
+        Operand("shared memory", "dS", size(k["DS_BYTES"], k["DS_STAGES"]) + ("" if is_mxfp8 else " of V")),
+        *([] if is_mxfp8 else [held("keys of V", (k["S_KEYS"], d), k["V registers"])]),
         held(ST if is_mxfp8 else "S, then P", scores, k["S registers"]),
         *([held("P$^T$ in e4m3", scores, k["S registers"] // 4)] if is_mxfp8 else []),
         held(DPT if is_mxfp8 else "dP, then dS", scores, k["DP registers"]),
@@ -124,11 +126,12 @@ STEPS_16BIT = [
         (("K, V", ""), ("Q, dO, LSE, delta", "")),
         (("K", ""), ("V", ""), ("Q", ""), ("dO", ""), ("LSE, delta", "")),
     ),
+    Step("keep V,\nonce", (("V", ""),), (("keys of V", ""),)),
     Step("1\nS =\nQ K$^T$", (("Q", "A"), ("K", "B")), (("S, then P", "="),), is_product=True),
     Step("P =\nexp(S\n- LSE)", (("S, then P", ""), ("LSE, delta", "")), (("P", ""),)),
-    Step("2\ndP =\ndO V$^T$", (("dO", "A"), ("V", "B")), (("dP, then dS", "="),), is_product=True),
-    Step("dS = P\n(dP -\ndelta)", (("S, then P", ""), ("dP, then dS", ""), ("LSE, delta", "")), (("dS", ""),)),
+    Step("2\ndP =\ndO V$^T$", (("dO", "A"), ("keys of V", "B")), (("dP, then dS", "="),), is_product=True),
     Step("3\ndV +=\nP$^T$ dO", (("P", "At"), ("dO", "Bt")), (("dV", "+"),), is_product=True),
+    Step("dS = P\n(dP -\ndelta)", (("S, then P", ""), ("dP, then dS", ""), ("LSE, delta", "")), (("dS", ""),)),
     Step("4\ndK +=\ndS$^T$ Q", (("dS", "At"), ("Q", "Bt")), (("dK", "+"),), is_product=True),
     Step("5\ndQ =\ndS K", (("dS", "A"), ("K", "Bt")), (("dQ", "="),), is_product=True),
     Step("add\n(red.v4)", (("dQ", ""),), (("sums of dQ", "+"),)),
@@ -146,7 +149,7 @@ STEPS_MXFP8 = [
     ),
     Step("3\ndV +=\nP$^T$ dO", (("P$^T$ in e4m3", "A"), ("dO", "Bt")), (("dV", "+"),), is_product=True),
     Step("4\ndK +=\ndS$^T$ Q", (("dS$^T$ in e4m3", "A"), ("Q", "Bt")), (("dK", "+"),), is_product=True),
-    *STEPS_16BIT[7:],
+    *STEPS_16BIT[8:],
 ]
 
 
@@ -208,8 +211,8 @@ def _key(shape: str, colour: str, points: int, text: str) -> Line2D:
 def draw(path: Path) -> None:
     """Write the picture."""
     found = sizes()
-    figure = Figure(figsize=(9, 11.4))
-    panels = figure.subplots(2, height_ratios=[18.6, 19.6])
+    figure = Figure(figsize=(9, 11.8))
+    panels = figure.subplots(2, height_ratios=[19.6, 19.6])
     figure.subplots_adjust(left=0.01, right=0.99, top=0.98, bottom=0.035, hspace=0.055)
     for axes, (name, k), steps in zip(panels, found.items(), (STEPS_16BIT, STEPS_MXFP8), strict=True):
         title = f"{name}: {k['WARPS']} warps, {k['SHARED']:,} bytes of shared memory"

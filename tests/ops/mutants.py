@@ -47,9 +47,12 @@ class Mutant(NamedTuple):
 BACKWARD, DELTA, DQ, SINKS, SUM, MXFP8, PACK = (
     f"ptx/attention_backward/{name}.ptx" for name in ("bf16_f16", "delta", "dq", "sinks", "sum", "mxfp8", "pack_mxfp8")
 )
-TILES, GRADIENTS, HELD, RING, ROWS, SCORES = (
+TILES, GRADIENTS, HELD, KEPT, RING, ROWS, SCORES = (
     f"ptx/parts/{name}.ptx"
-    for name in ("gradient_tiles", "gradients", "gradients_held", "dq_ring", "gradient_rows", "gradient_scores")
+    for name in (
+        *("gradient_tiles", "gradients", "gradients_held", "gradients_kept", "dq_ring", "gradient_rows"),
+        "gradient_scores",
+    )
 )
 SEQUENCE, CHANGES, FORMATS = (f"ptx/parts/{name}.ptx" for name in ("sequence", "score_changes", "formats"))
 DECODE, SPANS = (f"ptx/attention_kv_cache/{name}.ptx" for name in ("attention_kv_cache", "spans"))
@@ -73,6 +76,7 @@ OPERATIONS = {
     "backward, turns": Operation((BACKWARD,), (ORDER,)),
     "backward, features": Operation((BACKWARD, DELTA, DQ), (FEATURES,)),
     "backward, Hopper": Operation((BACKWARD,), (f"{SHAPES}::test_tiles_that_need_the_shared_memory_of_hopper",)),
+    "backward, V kept": Operation((BACKWARD,), (f"{SHAPES}::test_tiles_of_96_keys",)),
     "delta": Operation((DELTA,), (f"{SHAPES}::test_matches_both_references", VALUES)),
     "dq": Operation((DQ,), (f"{SHAPES}::test_matches_both_references", f"{SHAPES}::test_odd_strides", VALUES)),
     "ring": Operation((BACKWARD, DQ, DELTA), (RINGS,)),
@@ -188,6 +192,34 @@ _BACKWARD = [
     Mutant("backward, features", "keys behind a length keep what dk and dv held", BACKWARD,
            "    ld.param.s32            kv_rows, [param_kv_rows];\n#         of_batch",
            "\n#         of_batch"),
+    Mutant("backward, V kept", "delta is added to dP", KEPT,
+           "sub.rn.f32              ${x}, ${x}, delta", "add.rn.f32              ${x}, ${x}, delta"),
+    Mutant("backward, V kept", "the exponent has the bias of another row", KEPT,
+           "bias_${r}, [rows_at + ${ROWS_AREA + 32 * r}];", "bias_${r}, [rows_at + ${ROWS_AREA + 16 * r}];"),
+    Mutant("backward, V kept", "hidden keys keep their weights", KEPT, "#     zero_hidden()\n", ""),
+    Mutant("backward, V kept", "the last 8 keys of V are the first", KEPT,
+           "VALUES[2 * (TILES_S * k + 2 * j):][:len(to)]", "VALUES[2 * TILES_S * k:][:len(to)]"),
+    Mutant("backward, V kept", "P overwrites keys of V that a warp has yet to load", KEPT,
+           "that another has yet to load.\n    bar.sync                0;", "that another has yet to load.\n"),
+    Mutant("backward, V kept", "Q is not waited for", KEPT, '#     wait("t", "phase")', ""),
+    Mutant("backward, V kept", "dO is not waited for", KEPT, '#     wait("t", "v")', ""),
+    Mutant("backward, V kept", "P is read before it is written", KEPT,
+           "a tile of Q that warps still read.\n    bar.sync                0;", "a tile of Q that warps still read.\n"),
+    Mutant("backward, V kept", "dS is read before it is written", KEPT,
+           "a dO that warps still read.\n    bar.sync                0;", "a dO that warps still read.\n"),
+    Mutant("backward, V kept", "dS overwrites P", KEPT, "put_kept(KV_ROWS, k)", "put_kept(0, k)"),
+    Mutant("backward, V kept", "dK is a product of P, not of dS", KEPT,
+           "sums_kept(DK, KV_ROWS, Q_AREA", "sums_kept(DK, 0, Q_AREA"),
+    Mutant("backward, V kept", "the second half of dQ is the first", KEPT,
+           "#     dq_kept(1)", "#     dq_kept(0)"),
+    Mutant("backward, V kept", "the last fragment of dQ is not added", KEPT,
+           "for nth in range(2 * M_Q):", "for nth in range(2 * M_Q - 1):"),
+    Mutant("backward, V kept", "the stage does not advance", KEPT,
+           "and.b32                 stage, done, 1;", "mov.u32                 stage, 0;"),
+    Mutant("backward, V kept", "tiles of 96 keys are counted as if they had 48", TILES,
+           "0xaaaaaaab;  // 2^33 / 3\n    shr.u32                 ${n}, ${n}, 1;", "0xaaaaaaab;  // 2^33 / 3"),
+    Mutant("ring", "the copy of V overwrites the ticket that a warp has yet to read", BACKWARD,
+           "TICKET = SHARED", "TICKET = P_AREA", (f"{RINGS}::test_every_order_of_ctas",), "70-130-100"),
     Mutant("backward, Hopper", "delta is added to dP", HELD,
            "sub.rn.f32              ${S[i + n]}", "add.rn.f32              ${S[i + n]}"),
     Mutant("backward, Hopper", "the last query that sees a key is hidden", HELD,

@@ -39,6 +39,7 @@ from harness import DTYPES, OpenDevice
 from reference import mx
 
 import pysm120
+from pysm120.runtime.module import builtins
 
 attention: Any = pysm120.attention
 attention_varlen: Any = pysm120.attention_varlen
@@ -277,6 +278,24 @@ def test_mixed_precisions_recompute_the_scores_of_the_forward_pass(
     for places in (ALIGNED, ODD):
         got = run(opened, case, x, o, lse, places=places, precision=precision)
         judge(got, gradients(y), y, lse, delta_of(y, o))
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(("precision", "dtype"), MIXED_PRECISIONS)
+def test_mixed_precisions_with_tiles_of_96_keys(rng: np.random.Generator, precision: str, dtype: str) -> None:
+    """On one multiprocessor one tile of keys takes less time than two."""
+    case = Case(1, 2, 2, 70, 96, 128, "bottom-right", dtype)
+    x = draw(rng, case)
+    y = x._replace(q=mx(x.q, -1).astype(x.q.dtype), k=mx(x.k, -1).astype(x.q.dtype))
+    _, o, lse = forward(y)
+    o, lse = o.astype(np.float32), lse.astype(np.float32)
+    opened = OpenDevice("virtual:0?multiprocessors=1&checks=full")
+    try:
+        assert builtins()[plan(opened, case, precision).kernel].kv_rows == 96
+        got = run(opened, case, x, o, lse, precision=precision)
+    finally:
+        opened.close()
+    judge(got, gradients(y), y, lse, delta_of(y, o))
 
 
 @pytest.mark.sampled(2)

@@ -123,7 +123,7 @@ def test_every_head_has_the_gradient_that_it_has_alone(rng: np.random.Generator,
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_size_of_the_workspace(few: OpenDevice, case: Case) -> None:
     """It holds the sums of a few heads; the formulas are those of the reference page."""
-    with pysm120.Device("virtual") as device:
+    with pysm120.Device(f"virtual:0?multiprocessors={sms(case)}") as device:
         tile, found = kernel(device, case), plan(few, case)
     assert found.group == (4 if sms(case) == 32 else 1)
     kv_tiles, group = found.group * -(-case.kv_rows // tile.kv_rows), found.group * case.heads // case.kv_heads
@@ -191,7 +191,7 @@ def test_ctas_hardly_wait(multiprocessors: int, causal: str | None) -> None:
         for batch, rows, heads, kv_heads in shapes:
             case = Case(batch, heads, kv_heads, rows, rows, 128, causal, out_dtype="bfloat16")
             found = plan(opened, case)
-            with pysm120.Device("virtual") as device:
+            with pysm120.Device(f"virtual:0?multiprocessors={multiprocessors}") as device:
                 tile = kernel(device, case)
             if found.first_head:
                 used += 1

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backward_cases import (
+    ALIGNED,
     MIXED,
     ODD,
     PRECISION,
@@ -13,9 +14,11 @@ from backward_cases import (
     Case,
     Places,
     judge,
+    kernel,
     name,
     norm,
     odd_cases,
+    plan,
     random_case,
     ready,
     run,
@@ -24,6 +27,9 @@ from backward_cases import (
 )
 from backward_reference import delta_of, gradients
 from harness import DTYPES, OpenDevice
+
+import pysm120
+from pysm120.runtime.module import builtins
 
 HEAD_SIZES = (32, 64, 96, 128, 192, 256)  # of the kernels
 
@@ -176,6 +182,95 @@ def test_tiles_that_need_the_shared_memory_of_hopper(
         verify(hopper, rng, Case(1, 2, 1, q_rows, kv_rows, head_dim, causal, dtype, window=window))
     finally:
         hopper.close()
+
+
+# ---- tiles of 96 keys ------------------------------------------------------------
+
+# What a device with one multiprocessor computes with tiles of 96 keys.
+OF_96_KEYS = [
+    *(Case(1, 1, 1, q, k, 128) for q, k in ((1, 95), (63, 96), (64, 96), (65, 95), (129, 191), (128, 192), (200, 280))),
+    *(
+        Case(1, 2, 1, q, k, d, "bottom-right", "float16")
+        for q, k, d in ((300, 288, 128), (190, 190, 97), (100, 192, 104))
+    ),
+    *(Case(1, 2, 2, q, k, 128, "top-left") for q, k in ((96, 96), (192, 192), (250, 190), (70, 280))),
+    Case(1, 1, 1, 192, 192, 128, None, window=(62, None)),  # one row of a tile sees all of its keys but one
+    Case(1, 1, 1, 192, 192, 128, None, window=(None, 94)),
+    Case(1, 1, 1, 192, 192, 128, None, window=(1, 1)),
+    Case(1, 2, 1, 150, 190, 128, None, window=(20, 7)),
+    Case(2, 6, 2, 70, 190, 128, None, "bfloat16", "bfloat16"),  # heads that share keys
+    Case(1, 2, 2, 70, 96, 128, None, "float16", "float16", v_head_dim=40),
+    Case(1, 2, 2, 70, 96, 60, "bottom-right", v_head_dim=128),
+]
+
+
+def of_96_keys(case: Case, options: str = "") -> OpenDevice:
+    """Open a device that computes a case with tiles of 96 keys."""
+    opened = OpenDevice(f"virtual:0?multiprocessors=1{options}")
+    assert builtins()[plan(opened, case).kernel].kv_rows == 96
+    return opened
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.virtual
+@pytest.mark.parametrize("case", OF_96_KEYS, ids=name)
+def test_tiles_of_96_keys(rng: np.random.Generator, case: Case) -> None:
+    """Edges of the tiles, causal forms, windows, groups, sizes and dtypes between guard bands, in any order of CTAs."""
+    x, o, lse = ready(rng, case)
+    dk, dv = [], []
+    for seed in (1, 2):
+        opened = of_96_keys(case, f"&checks=full&seed={seed}")
+        try:
+            found = run(opened, case, x, o, lse)
+        finally:
+            opened.close()
+        judge(found, gradients(x), x, lse, delta_of(x, o), case.out_dtype)
+        dk.append(found.dk)
+        dv.append(found.dv)
+    np.testing.assert_array_equal(dk[0], dk[1])
+    np.testing.assert_array_equal(dv[0], dv[1])
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.virtual
+@pytest.mark.parametrize("places", [ALIGNED, ODD, MIXED], ids=["aligned", "odd", "mixed"])
+@pytest.mark.parametrize("dtype", list(PRECISION))
+def test_splits_of_96_keys(rng: np.random.Generator, dtype: str, places: Places) -> None:
+    """CTAs share a tile of 96 keys, and its last rows are behind the last key."""
+    case = Case(1, 4, 1, 700, 85, 128, None, dtype, dtype, o_dtype=dtype)
+    opened = OpenDevice("virtual:0?multiprocessors=3&checks=full")
+    try:
+        found = plan(opened, case)
+        assert builtins()[found.kernel].kv_rows == 96
+        assert found.splits > 1
+        verify(opened, rng, case, places)
+    finally:
+        opened.close()
+
+
+LARGE = [
+    *(Case(4, 32, kv, 2048, 2048, 128, causal) for kv in (8, 32) for causal in (None, "bottom-right")),
+    *(Case(1, 32, 32, s, s, 128) for s in (64, 100, 4096, 16384)),
+    Case(1, 16, 16, 1000, 1000, 100, "top-left", "float16"),
+    Case(4, 32, 32, 2048, 2048, 128, deterministic=True),
+]
+
+
+@pytest.mark.virtual
+def test_keys_of_a_tile() -> None:
+    """Calls that take less time with 96 keys, others that take less with 64, and those that can only have 64."""
+    found = {}
+    for sms, case in itertools.product((128, 170, 188), LARGE):
+        opened = OpenDevice(f"virtual:0?multiprocessors={sms}")
+        try:
+            mine = builtins()[plan(opened, case).kernel]
+            with pysm120.Device(f"virtual:0?multiprocessors={sms}") as same:
+                assert mine == kernel(same, case), (sms, case)
+        finally:
+            opened.close()
+        found[sms, case] = mine.kv_rows
+    assert set(found.values()) == {64, 96}
+    assert {found[key] for key in found if key[1].deterministic} == {64}
 
 
 # ---- the same bits, in any order -------------------------------------------------

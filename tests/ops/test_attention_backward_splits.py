@@ -16,6 +16,7 @@ from backward_cases import (
     padded,
     plan,
     ready,
+    rule,
     run,
     run_virtual,
     verify,
@@ -29,29 +30,14 @@ import pysm120
 attention_backward: Any = pysm120.attention_backward
 
 
-def rule(device: pysm120.Device, case: Case) -> Shares:
+def shares(device: pysm120.Device, case: Case) -> Shares:
     """The rule of docs/reference/attention_backward.md."""
-    tile = kernel(device, case)
-    sms = 128 if case.deterministic else device.info.multiprocessors
-    ctas = case.batch * case.kv_heads * -(-case.kv_rows // tile.kv_rows)
-    walk = case.heads // case.kv_heads * -(-case.q_rows // tile.q_rows)
-    has_right = case.causal is not None or case.window[1] is not None
-    first = 0 if has_right or case.deterministic else ctas // sms * sms
-
-    def time(n: int) -> int:
-        share, (ends, more) = -(-walk // n), (2, 0) if n == 1 else (3, 4)
-        if has_right:
-            return max(share + ends, ctas * n * (-(-share // 2) + ends) // sms) + more
-        return first // sms * (walk + 2) + -(-(ctas - first) * n // sms) * (share + ends) + more
-
-    best = min(range(1, 33), key=time)
-    saved = time(1) - time(best)
-    return Shares(first, best) if saved >= 8 and 100 * saved >= time(1) else Shares(ctas, 1)
+    return rule(device, case, kernel(device, case))[0]
 
 
 def parts_of(device: pysm120.Device, case: Case) -> int:
     """The bytes of the parts of dk and dv."""
-    tile, (first, count) = kernel(device, case), rule(device, case)
+    tile, (first, count) = kernel(device, case), shares(device, case)
     rows = (case.batch * case.kv_heads * -(-case.kv_rows // tile.kv_rows) - first) * count * tile.kv_rows
     return sum(padded(4 * rows * width) for width in (case.head_dim, case.width))
 
@@ -179,9 +165,9 @@ LARGE = [
 @pytest.mark.parametrize("case", LARGE, ids=name)
 def test_the_number_of_splits(opened: OpenDevice, device: pysm120.Device, case: Case) -> None:
     """It is that of the rule on the reference page, and the workspace has room for the parts."""
-    assert chosen(opened, case) == rule(device, case)
+    assert chosen(opened, case) == shares(device, case)
     parts = parts_of(device, case)
-    assert (parts > 0) == (rule(device, case).splits > 1)
+    assert (parts > 0) == (shares(device, case).splits > 1)
     tile = kernel(device, case)
     tiles = case.batch * case.heads * -(-case.q_rows // tile.q_rows)
     sums = plan(opened, case).sums  # tests/ops/test_attention_backward_ring.py
@@ -192,7 +178,7 @@ def test_the_number_of_splits(opened: OpenDevice, device: pysm120.Device, case: 
 
 def test_some_calls_are_split_and_some_are_not(device: pysm120.Device) -> None:
     """The rule has both outcomes among the cases above."""
-    found = {rule(device, case).splits for case in LARGE}
+    found = {shares(device, case).splits for case in LARGE}
     assert len(found) > 3
     assert 1 in found
 

@@ -29,6 +29,8 @@ from pysm120.runtime.module import Builtin, builtins
 attention_backward: Any = pysm120.attention_backward  # called with lists of arrays
 LEAST = {"float32": 1e-37, "float16": 2.0**-25, "bfloat16": 1e-37}  # half of the least step of a dtype, or more
 PRECISION = {"bfloat16": "bf16", "float16": "f16"}
+HOPPER = 9  # its major compute capability
+ROUND_KEYS = 8  # in whose time a round does what it has beside its keys
 TILES = {32: (64, 128), 64: (64, 128), 96: (64, 64), 128: (64, 64), 192: (32, 64), 256: (32, 32)}  # rows, keys; SM120
 
 
@@ -220,8 +222,35 @@ def backward(x: Inputs, o: Array, lse: Array, device: pysm120.Device, **options:
     return Gradients(*attention_backward(x.dout, x.q, x.k, x.v, o, lse, **options)[:3])
 
 
+class Shares(NamedTuple):
+    """Of the tiles of keys, in the order of the launch, those from `first` on are shared by `splits` CTAs each."""
+
+    first: int
+    splits: int
+
+
+def rule(device: pysm120.Device, case: Case, tile: Builtin) -> tuple[Shares, int]:
+    """The rule of docs/reference/attention_backward.md for a kernel, and the time of the kernel, in rounds of a CTA."""
+    sms = 128 if case.deterministic else device.info.multiprocessors
+    ctas = case.batch * case.kv_heads * -(-case.kv_rows // tile.kv_rows)
+    walk = case.heads // case.kv_heads * -(-case.q_rows // tile.q_rows)
+    has_right = case.causal is not None or case.window[1] is not None
+    first = 0 if has_right or case.deterministic else ctas // sms * sms
+
+    def time(n: int) -> int:
+        share, (ends, more) = -(-walk // n), (2, 0) if n == 1 else (3, 4)
+        if has_right:
+            return max(share + ends, ctas * n * (-(-share // 2) + ends) // sms) + more
+        return first // sms * (walk + 2) + -(-(ctas - first) * n // sms) * (share + ends) + more
+
+    best = min(range(1, 33), key=time)
+    saved = time(1) - time(best)
+    is_split = saved >= 8 and 100 * saved >= time(1)
+    return (Shares(first, best), time(best)) if is_split else (Shares(ctas, 1), time(1))
+
+
 def kernel(device: pysm120.Device, case: Case) -> Builtin:
-    """Return the 16-bit kernel of a call on a device."""
+    """Return the 16-bit kernel of a call on a device, by the rules of docs/reference/attention_backward.md."""
     fitting = [
         x
         for x in builtins()
@@ -232,7 +261,12 @@ def kernel(device: pysm120.Device, case: Case) -> Builtin:
         and x.shared_bytes <= device.info.shared_bytes_per_block
         and (x.ordered or not case.deterministic)
     ]
-    return min(fitting, key=lambda x: (x.head_dim, -x.shared_bytes))
+    largest = min(fitting, key=lambda x: (x.head_dim, -x.shared_bytes))
+    if device.info.capability[0] == HOPPER:
+        return largest
+    fitting = [x for x in fitting if (x.head_dim, x.q_rows) == (largest.head_dim, largest.q_rows)]
+    fitting = [x for x in fitting if x.ordered == largest.ordered]
+    return min(fitting, key=lambda x: rule(device, case, x)[1] * (x.kv_rows + ROUND_KEYS))
 
 
 def padded(x: int) -> int:
@@ -260,13 +294,6 @@ def workspace_bytes(opened: OpenDevice, case: Case, precision: str | None = None
     size = ffi.new("size_t *")
     check(lib.sm120_attention_backward_workspace(opened.handle, described(case, precision), size))
     return int(size[0])
-
-
-class Shares(NamedTuple):
-    """Of the tiles of keys, in the order of the launch, those from `first` on are shared by `splits` CTAs each."""
-
-    first: int
-    splits: int
 
 
 def plan(opened: OpenDevice, case: Case, precision: str | None = None) -> Any:

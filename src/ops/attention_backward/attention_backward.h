@@ -49,8 +49,8 @@ sm120_status backward_check(const sm120_attention_backward_args *args, struct ba
 sm120_status backward_choose(const struct device *device, struct backward *b);
 sm120_status backward_lay_out(const struct device *device, struct backward *b);
 
-/* Choose first_split and splits. */
-void backward_split(const struct device *device, struct backward *b);
+/* Choose first_split and splits. Returns the time of the main kernel, in rounds of a CTA. */
+int64_t backward_split(const struct device *device, struct backward *b);
 
 /* Whether four neighbouring elements of a result, of 16 bits, can be stored at once. */
 bool backward_has_quads(const struct backward *b, int result);

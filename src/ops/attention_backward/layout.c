@@ -3,22 +3,59 @@
 #include <string.h>
 
 #include "ops/attention_backward/attention_backward.h"
+#include "ops/resident.h"
 #include "runtime/check.h"
 #include "runtime/error.h"
 
-enum { ROWS_HEAD = 16 }; /* bytes behind bias and delta of a tile's rows */
+enum {
+    ROWS_HEAD = 16, /* bytes behind bias and delta of a tile's rows */
+    ROUND_KEYS = 8  /* a round of the main kernel takes the time of its keys and of so many more */
+};
+
+/* Count the tiles of the main kernel and its CTAs; false: they are too many. */
+static bool count_tiles(struct backward *b) {
+    const struct kernel_record *const record = kernel_records + b->main;
+    const sm120_attention_backward_args *const args = b->args;
+    int64_t q_ctas = 0;
+    b->q_tiles = (args->q_rows + record->q_rows - 1) / record->q_rows;
+    b->kv_tiles = (args->kv_rows + record->kv_rows - 1) / record->kv_rows;
+    return multiply(args->batch * args->heads, b->q_tiles, &q_ctas) && q_ctas <= INT32_MAX &&
+           multiply(args->batch * args->kv_heads, b->kv_tiles, &b->kv_ctas) && b->kv_ctas <= INT32_MAX;
+}
+
+/* Whether a device can compute a call with a main kernel. */
+static bool suits(const struct device *device, const struct backward *b, const struct kernel_record *record) {
+    const int64_t q = b->call.q_shape.head_dim, v = b->call.v_shape.head_dim;
+    return strcmp(record->operation, "attention_backward") == 0 && record->precision == b->products &&
+           record->features == !b->call.is_uniform && (record->ordered || b->args->deterministic == 0) &&
+           record->head_dim >= (q > v ? q : v) && record->shared <= (uint32_t)device->info.shared_bytes_per_block;
+}
+
+/* On SM120, of main kernels that differ in the keys of a tile alone, choose the one that takes the least time: more
+ * keys mean fewer rounds, but leave more of the last tile and of the last wave empty. */
+static void choose_keys(const struct device *device, struct backward *b) {
+    const struct kernel_record *const first = kernel_records + b->main;
+    int64_t least = INT64_MAX;
+    for (uint32_t i = 0; i < kernel_record_count && device->info.capability_major != HOPPER; ++i) {
+        const struct kernel_record *const record = kernel_records + i;
+        struct backward trial = *b;
+        trial.main = i;
+        if (suits(device, b, record) && record->head_dim == first->head_dim && record->q_rows == first->q_rows &&
+            record->ordered == first->ordered && count_tiles(&trial)) {
+            const int64_t time = backward_split(device, &trial) * (record->kv_rows + ROUND_KEYS);
+            b->main = time < least ? i : b->main;
+            least = time < least ? time : least;
+        }
+    }
+}
 
 /* Choose the kernels: of those of the least head size, the one whose tiles fill the most shared memory.
  * Where one of two equal tiles can add in order, the other one is faster. */
 sm120_status backward_choose(const struct device *device, struct backward *b) {
-    const int64_t width =
-        b->call.q_shape.head_dim > b->call.v_shape.head_dim ? b->call.q_shape.head_dim : b->call.v_shape.head_dim;
     const struct kernel_record *best = NULL;
     for (uint32_t i = 0; i < kernel_record_count; ++i) {
         const struct kernel_record *const record = kernel_records + i;
-        if (strcmp(record->operation, "attention_backward") == 0 && record->precision == b->products &&
-            record->features == !b->call.is_uniform && (record->ordered || b->args->deterministic == 0) &&
-            record->head_dim >= width && record->shared <= (uint32_t)device->info.shared_bytes_per_block &&
+        if (suits(device, b, record) &&
             (best == NULL || record->head_dim < best->head_dim ||
              (record->head_dim == best->head_dim && record->shared > best->shared) ||
              (record->head_dim == best->head_dim && record->shared == best->shared && !record->ordered))) {
@@ -27,8 +64,10 @@ sm120_status backward_choose(const struct device *device, struct backward *b) {
         }
     }
     if (best == NULL) {
-        return fail(SM120_INTERNAL, "the library holds no kernel of attention_backward for head_dim = %" PRId64, width);
+        return fail(SM120_INTERNAL, "the library holds no kernel of attention_backward for head_dim = %" PRId64,
+                    b->call.q_shape.head_dim);
     }
+    choose_keys(device, b);
     const struct kernel_record delta = {.operation = "attention_backward_delta", .precision = b->products};
     const struct kernel_record dq = {.operation = "attention_backward_dq"};
     const struct kernel_record sinks = {.operation = "attention_backward_sinks"};
@@ -52,7 +91,7 @@ int64_t backward_rows_bytes(const struct kernel_record *main) {
 sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     const struct kernel_record *const record = kernel_records + b->main;
     const sm120_attention_backward_args *const args = b->args;
-    int64_t q_ctas = 0;
+    const bool is_countable = count_tiles(b);
     for (int i = 0; i < LOADED; ++i) {
         b->loaded[i] = b->given[i];
         b->loaded_shape[i] = b->given_shape[i];
@@ -68,8 +107,6 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
             }
         }
     }
-    b->q_tiles = (args->q_rows + record->q_rows - 1) / record->q_rows;
-    b->kv_tiles = (args->kv_rows + record->kv_rows - 1) / record->kv_rows;
     b->tile_bytes = (int64_t)record->q_rows * record->head_dim * 4;
     b->head_slots = args->cu_seqlens_q != 0 ? args->q_total / record->q_rows + args->batch : b->q_tiles;
     b->batch_slots = args->cu_seqlens_q != 0 ? 0 : args->heads * b->q_tiles;
@@ -78,9 +115,8 @@ sm120_status backward_lay_out(const struct device *device, struct backward *b) {
     b->packed.head_slots = is_packed ? args->kv_total / record->kv_rows + args->batch : b->kv_tiles;
     b->packed.batch_slots = is_packed ? 0 : args->kv_heads * b->kv_tiles;
     const int64_t kv_heads = is_packed ? args->kv_heads : args->batch * args->kv_heads;
-    if (!multiply(args->batch * args->heads, b->q_tiles, &q_ctas) || q_ctas > INT32_MAX || b->slots > INT32_MAX ||
-        !multiply(args->batch * args->kv_heads, b->kv_tiles, &b->kv_ctas) || b->kv_ctas > INT32_MAX ||
-        !multiply(kv_heads, b->packed.head_slots, &b->packed.slots) || b->packed.slots > INT32_MAX) {
+    if (!is_countable || b->slots > INT32_MAX || !multiply(kv_heads, b->packed.head_slots, &b->packed.slots) ||
+        b->packed.slots > INT32_MAX) {
         return fail(SM120_UNSUPPORTED,
                     "batch * heads = %" PRId64 " of %" PRId64 " q tiles and %" PRId64
                     " kv tiles are too many CTAs; at most %d",

@@ -26,7 +26,7 @@ static int64_t tiles_of(const struct backward *b, int64_t first, int64_t splits,
     return (mean > share + ends ? mean : share + ends) + sum;
 }
 
-void backward_split(const struct device *device, struct backward *b) {
+int64_t backward_split(const struct device *device, struct backward *b) {
     const bool is_fixed = b->args->deterministic != 0;
     const int64_t sms = is_fixed ? FIXED_SMS : device->info.multiprocessors;
     /* A wave of whole tiles is one of this device alone, and of tiles of equal length. */
@@ -44,8 +44,10 @@ void backward_split(const struct device *device, struct backward *b) {
     }
     if (whole - least < LEAST_TILES || (whole - least) * 100 < whole * LEAST_GAIN) {
         b->splits = 1;
+        least = whole;
     }
     b->first_split = b->splits > 1 ? full : b->kv_ctas;
+    return least;
 }
 
 struct attention_backward_sum_parameters backward_sum(const struct backward *b, sm120_address workspace,
