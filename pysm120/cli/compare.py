@@ -20,13 +20,13 @@ KEYS = ("kernel", "tile", "ctas", "rounds", "block", "shared", "warps", "stages"
 REPEATED = ("loop", "branch")
 HELP = f"""\
 WORD, one for each kernel:
-  attention_bf16_128x64_d128_r16                     a kernel of the library
+  attention_bf16_128x64_d128_walk                    a kernel of the library
   v5.cubin,tile=64x64,shared=49152,profile=p.json    a cubin or PTX, and options of `model` for it:
                                                      {", ".join((*KEYS, *REPEATED))}
 tile=QxK has the rows of queries and of keys of a CTA's tile; the problem then says how many CTAs and rounds there are.
 Kernels that are not attention take ctas=N,rounds=N instead.
 
-example: python -m pysm120 compare attention_bf16_128x64_d128_r16 v5.cubin,tile=64x64,shared=49152 \\
+example: python -m pysm120 compare attention_bf16_128x64_d128_walk v5.cubin,tile=64x64,shared=49152 \\
     --problem 1,4096,32,128 --chip rtx5090 --mhz 2640"""
 
 

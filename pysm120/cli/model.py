@@ -190,6 +190,7 @@ def result(
         "code_bytes_per_round": _INSTRUCTION_BYTES * len(model.paths.around),
         "code_fits": model.paths.fit(chip),
         "clocks_outside_rounds": round(prediction.overhead_clocks),
+        "even_share": round(sum(rounds) * prediction.sm_round_clocks / chip["sms"] / prediction.clocks, 4),
         "tensor_share": round(prediction.shares.get("tensor", 0.0), 4),
         "shares": {name: round(share, 4) for name, share in prediction.shares.items()},
         "bank_conflicts": round(prediction.conflicts, 4),
@@ -243,6 +244,7 @@ def _rows_of_rounds(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = [
         ("round", each, "of an SM, for one round of the main loop of one CTA"),
         ("outside", rest, "of a CTA, before and after its rounds"),
+        ("even share", f"{found['even_share']:.1%}", "of the time, if all rounds were spread evenly over the SMs"),
     ]
     return rows if found["rounds"] else []
 

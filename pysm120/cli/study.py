@@ -13,7 +13,7 @@ import numpy as np
 from pysm120.cli import compare, console
 from pysm120.cli.command import Command, add_device
 from pysm120.machine_code import tools
-from pysm120.model import chips
+from pysm120.model import chips, problem, splits
 from pysm120.report.reference import minilm
 from pysm120.runtime.device import Device
 from pysm120.runtime.errors import InvalidArgumentError
@@ -149,18 +149,14 @@ def times_of(head_dim: int, *, causal: bool) -> Iterator[tuple[str, Time | None]
     """Predict each precision's time."""
     chip = chips.load(CHIP)
     width = min(x for x in (64, 128, 256) if x >= head_dim)
-    problem = f"{PROBLEM},{width}{',causal' if causal else ''}"
-    options = argparse.Namespace(chip=CHIP, mhz=None, problem=problem, flops=None)
+    text = f"{PROBLEM},{width}{',causal' if causal else ''}"
+    options = argparse.Namespace(chip=CHIP, mhz=None, problem=text, flops=None)
     for precision in COMBINATIONS:
-        kernels = [
-            x for x in builtins()
-            if x.operation == "attention" and x.precision == precision and not x.features
-            and x.head_dim == width and x.config == "r16"
-        ]  # fmt: skip
-        if not kernels:
+        if not any(x.operation == "attention" and x.precision == precision and x.head_dim == width for x in builtins()):
             yield precision, None
             continue
-        row = compare.row(kernels[0].entry, options, chip)
+        kernel = splits.kernel_of_library(precision, problem.parse(text), chip)
+        row = compare.row(kernel.entry, options, chip)
         yield precision, Time(row["entry"], row["microseconds"], row["tflops"])
 
 

@@ -11,7 +11,7 @@ from pysm120.model.record import capability
 from pysm120.ops.attention_call import PRECISIONS
 from pysm120.runtime.device import Device
 from pysm120.runtime.ffi import check, lib, new, new_struct
-from pysm120.runtime.module import Builtin, builtin_index
+from pysm120.runtime.module import Builtin, builtin_index, builtins
 
 _F32 = 4  # bytes
 
@@ -100,6 +100,12 @@ def chosen(device: Device, args: Any) -> int:
     config, index = new("char const **"), new("int32_t *")
     check(lib.sm120_attention_chosen(device.handle.pointer, args, config, index))
     return int(index[0])
+
+
+def kernel_of_library(precision: str, problem: Problem, chip: Chip) -> Builtin:
+    """Return the kernel that the library chooses for a call of attention on a chip."""
+    with capability(target_of(chip)), Device(f"virtual?multiprocessors={int(chip['sms'])}") as device:
+        return builtins()[chosen(device, described("sm120_attention_args", precision, problem))]
 
 
 def of_library(kernel: Builtin, problem: Problem, chip: Chip) -> Splits:

@@ -91,10 +91,10 @@ CHOICES = {
     "w4: few keys for groups of warps": (1.0, 20, 64, "_64x64_d64_w4"),
     "k4: a quarter of the heads, four tiles of 32 rows": (0.25, 128, 64, "_32x32_d64_k4"),
     "w4: two tiles of 32 rows, one of 64": (1.0, 64, 64, "_64x64_d64_w4"),
-    "w4: two of 64 rows take turns": (1.0, 128, 64, "_64x64_d64_w4"),
-    "r16: a tile of 128 rows and eight rounds": (0.19, 512, 64, "_128x64_d64_r16"),
+    "walk: w4 would take two turns": (1.0, 128, 64, "_128x64_d64_walk"),
+    "walk: a tile of 128 rows and eight rounds": (0.19, 512, 64, "_128x64_d64_walk"),
     "k2": (1.0, 20, 128, "_32x32_d128_k2"),
-    "r16: k2 would take four turns": (1.0, 128, 128, "_128x64_d128_r16"),
+    "walk: k2 would take four turns": (1.0, 128, 128, "_128x64_d128_walk"),
     "w4: one tile of 64 rows": (1.0, 20, 256, "_64x32_d256_w4"),
     "r16: w4 would take two turns": (1.0, 128, 256, "_128x32_d256_r16"),
 }

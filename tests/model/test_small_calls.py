@@ -8,10 +8,6 @@ import pytest
 from pysm120.cli import compare
 from pysm120.machine_code import tools
 from pysm120.model import chips, problem, splits
-from pysm120.model.files import target_of
-from pysm120.model.record import capability
-from pysm120.runtime.device import Device
-from pysm120.runtime.module import builtins
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = "| batch, rows, heads, head size | pysm120, bf16 | FlashAttention 2 | cuDNN | RTX 5090, predicted, bf16 |"
@@ -40,10 +36,7 @@ def rows() -> dict[str, list[str]]:
 def test_predictions_of_small_calls(name: str, precision: str) -> None:
     """The kernel that the library chooses on the chip takes as long as the table says, to 1 %."""
     text, chip = name.replace(" ", ""), chips.load(CHIP)
-    args = splits.described("sm120_attention_args", precision, problem.parse(text))
-    place = f"virtual?multiprocessors={int(chip['sms'])}"
-    with capability(target_of(chip)), Device(place) as device:
-        kernel = builtins()[splits.chosen(device, args)]
+    kernel = splits.kernel_of_library(precision, problem.parse(text), chip)
     options = argparse.Namespace(chip=CHIP, mhz=None, problem=text, flops=None)
     found = compare.row(kernel.entry, options, chip)["microseconds"]
     assert found == pytest.approx(float(rows()[name][PRECISIONS.index(precision) - 3]), rel=0.01)

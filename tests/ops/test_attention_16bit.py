@@ -31,7 +31,7 @@ PRECISION = {"bfloat16": "bf16", "float16": "f16"}
 OF_FEW = {32: "r16", 64: "k4", 96: "r16", 128: "k2", 256: "w4"}
 # Rows of a CTA and of a warp, keys of a tile, groups of warps that visit tiles in turn.
 SHAPES = {"r16": (128, 16, 64, 1), "r32": (128, 32, 64, 1), "w4": (64, 16, 64, 1)}
-SHAPES |= {"k4": (32, 16, 32, 4), "k2": (32, 16, 32, 2)}
+SHAPES |= {"k4": (32, 16, 32, 4), "k2": (32, 16, 32, 2), "walk": (128, 16, 64, 1)}
 
 
 def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
@@ -53,7 +53,7 @@ def verify(opened: OpenDevice, rng: np.random.Generator, case: Case) -> None:
     p_error = 2e-6 * (4 + score)
     model_o, model_lse, ties = attention_16bit(
         *(q, k, v, scale, case.causal, case.dtype, warp_rows, tile),
-        cta_rows=cta_rows, key_groups=key_groups, p_error=p_error,
+        cta_rows=cta_rows, key_groups=key_groups, always=config == "walk", p_error=p_error,
     )  # fmt: skip
     nearest = np.clip(o, model_o - ties, model_o + ties)
     assert relative_error(o, nearest) <= 1e-5 + 1e-6 * score + STEP[case.o_dtype]
@@ -103,13 +103,14 @@ def test_warps_of_32_rows(
     verify(opened, rng, case)
 
 
-@pytest.mark.parametrize("config", ["r16", "w4"])
+@pytest.mark.parametrize("config", ["r16", "walk", "w4"])
 @pytest.mark.parametrize("case", [*EDGES, *CAUSALS, *GROUPS, *TYPES, *SCALES, *SPREADS], ids=name)
 def test_other_tiles(
     opened: OpenDevice, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: Case, config: str
 ) -> None:
     """The kernels between those for few CTAs and those for many."""
-    is_there = config == "r16" or 32 < case.head_dim <= 64 or case.head_dim > 96
+    width = next(d for d in OF_FEW if d >= case.head_dim)
+    is_there = config == "r16" or width in {"walk": (64, 96, 128), "w4": (64, 128, 256)}[config]
     monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", config if is_there else "r16")
     verify(opened, rng, case)
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.virtual
 
 TABLE = Path(__file__).resolve().parents[2] / "src" / "ops" / "attention" / "clocks.c"
 NUMBER = r"\{(\d+), (\d+)\}"
-ROWS = re.findall(rf"\{{SM120_(\w+), (\d+), (\d+), (\d+), {NUMBER}, {NUMBER}, (true|false)\}}", TABLE.read_text())
+ROWS = re.findall(rf'\{{SM120_(\w+), (\d+), "(\w+)", {NUMBER}, {NUMBER}, (true|false)\}}', TABLE.read_text())
 CHIP = chips.load("rtx5090")
 SMS = int(CHIP["sms"])
 # As bf16 and mxfp8_bf16 in src/ops/attention/clocks.c.
@@ -33,17 +33,17 @@ def uniform() -> list[Builtin]:
 def key(one: Builtin) -> tuple[str, ...]:
     """Return a kernel's first cells of the table."""
     precision = LIKE.get(one.precision, one.precision)
-    return precision.upper(), str(one.head_dim), str(one.q_rows), str(one.threads)
+    return precision.upper(), str(one.head_dim), one.config
 
 
 def test_every_kernel_has_a_row() -> None:
-    assert sorted({key(one) for one in uniform()}) == sorted(row[:4] for row in ROWS)
+    assert sorted({key(one) for one in uniform()}) == sorted(row[:3] for row in ROWS)
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row[:4]))
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row[:3]))
 def test_paces_are_those_of_the_model(row: tuple[str, ...]) -> None:
-    one = next(one for one in uniform() if key(one) == row[:4])
+    one = next(one for one in uniform() if key(one) == row[:3])
     index = builtin_index(one.entry)
     assert index is not None
     text, problem = builtin_image(index, "sm_120f", "ptx").decode(), Problem(1, 512, 1, one.head_dim)
@@ -61,12 +61,12 @@ def test_paces_are_those_of_the_model(row: tuple[str, ...]) -> None:
             found = (clocks(many, rounds) - clocks(few, rounds)) / (many - few)
             assert found == pytest.approx(rounds * each_round + outside, rel=0.06), rounds
 
-    check_pace(row[4:6], 0, 1)
-    assert (row[8] == "true") == bool(model.paths.between), "CTAs go on to other Q tiles"
+    check_pace(row[3:5], 0, 1)
+    assert (row[7] == "true") == bool(model.paths.between), "CTAs go on to other Q tiles"
     if model.slots > 1 or model.paths.between:
-        check_pace(row[6:8], 2, 6)
+        check_pace(row[5:7], 2, 6)
     else:
-        assert row[6:8] == ("0", "0")
+        assert row[5:7] == ("0", "0")
 
 
 def predicted(capsys: pytest.CaptureFixture[str], entry: str, problem: Problem) -> float:

@@ -2,6 +2,7 @@
 #include "ops/attention/clocks.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "ops/resident.h"
 
@@ -9,38 +10,42 @@
  * two at a time, or with goes_on of each Q tile of a CTA behind the first; 0: neither. `python -m pysm120 model`
  * predicts them; tests/ops/test_attention_clocks.py compares. F16 has those of BF16. */
 static const struct timing {
-    uint32_t precision, head_dim, q_rows, threads;
+    uint32_t precision, head_dim;
+    const char *config;
     struct attention_pace alone, each;
     bool goes_on;
 } timings[] = {
-    {SM120_BF16, 32, 128, 128, {2568, 5335}, {0, 0}, false},
-    {SM120_BF16, 32, 128, 256, {1994, 5447}, {2054, 1871}, false},
-    {SM120_BF16, 64, 128, 128, {8894, 5495}, {0, 0}, false},
-    {SM120_BF16, 64, 128, 256, {4170, 4857}, {0, 0}, false},
-    {SM120_BF16, 64, 64, 128, {2537, 4343}, {2061, 1600}, false},
-    {SM120_BF16, 64, 32, 256, {1972, 5234}, {0, 0}, false},
-    {SM120_BF16, 96, 128, 128, {6740, 6801}, {0, 0}, false},
-    {SM120_BF16, 96, 128, 256, {6283, 5507}, {0, 0}, false},
-    {SM120_BF16, 128, 128, 128, {8814, 7534}, {0, 0}, false},
-    {SM120_BF16, 128, 128, 256, {8196, 7089}, {0, 0}, false},
-    {SM120_BF16, 128, 64, 128, {4662, 4894}, {0, 0}, false},
-    {SM120_BF16, 128, 32, 128, {2198, 3906}, {0, 0}, false},
-    {SM120_BF16, 256, 128, 256, {8228, 12603}, {0, 0}, false},
-    {SM120_BF16, 256, 64, 128, {4842, 7075}, {0, 0}, false},
-    {SM120_FP8, 64, 128, 256, {1555, 3304}, {1165, 2184}, false},
-    {SM120_FP8, 64, 32, 256, {1658, 3738}, {0, 0}, false},
-    {SM120_FP8, 128, 192, 384, {3264, 7627}, {3264, 2604}, true},
-    {SM120_FP8, 128, 32, 256, {1514, 6958}, {0, 0}, false},
-    {SM120_MXFP8, 64, 128, 256, {1528, 3012}, {1184, 1710}, false},
-    {SM120_MXFP8, 128, 192, 384, {3286, 4457}, {3286, 1638}, true},
-    {SM120_MXFP8, 256, 128, 256, {4367, 6589}, {0, 0}, false},
-    {SM120_MXFP8_BF16, 64, 128, 256, {2640, 3706}, {2555, 1769}, false},
-    {SM120_MXFP8_BF16, 128, 128, 256, {5189, 5344}, {0, 0}, false},
-    {SM120_MXFP8_BF16, 256, 128, 256, {10270, 9300}, {0, 0}, false},
-    {SM120_NVFP4, 64, 128, 256, {1212, 4290}, {865, 2683}, false},
-    {SM120_NVFP4, 128, 192, 384, {2212, 6990}, {2212, 2586}, true},
-    {SM120_NVFP4_MXFP8, 64, 128, 256, {1613, 3740}, {1061, 2413}, false},
-    {SM120_NVFP4_MXFP8, 128, 192, 384, {2844, 6998}, {2844, 2046}, true},
+    {SM120_BF16, 32, "r32", {2568, 5335}, {0, 0}, false},
+    {SM120_BF16, 32, "r16", {1994, 5447}, {2054, 1871}, false},
+    {SM120_BF16, 64, "r32", {8894, 5495}, {0, 0}, false},
+    {SM120_BF16, 64, "r16", {4164, 4557}, {0, 0}, false},
+    {SM120_BF16, 64, "walk", {4133, 2956}, {4133, 1294}, true},
+    {SM120_BF16, 64, "w4", {2537, 4343}, {2061, 1600}, false},
+    {SM120_BF16, 64, "k4", {1972, 5234}, {0, 0}, false},
+    {SM120_BF16, 96, "r32", {6740, 6801}, {0, 0}, false},
+    {SM120_BF16, 96, "r16", {6219, 5704}, {0, 0}, false},
+    {SM120_BF16, 96, "walk", {6222, 3510}, {6222, 700}, true},
+    {SM120_BF16, 128, "r32", {8814, 7534}, {0, 0}, false},
+    {SM120_BF16, 128, "r16", {8299, 5958}, {0, 0}, false},
+    {SM120_BF16, 128, "walk", {8236, 4364}, {8236, 1572}, true},
+    {SM120_BF16, 128, "w4", {4662, 4894}, {0, 0}, false},
+    {SM120_BF16, 128, "k2", {2198, 3906}, {0, 0}, false},
+    {SM120_BF16, 256, "r16", {8228, 12603}, {0, 0}, false},
+    {SM120_BF16, 256, "w4", {4842, 7075}, {0, 0}, false},
+    {SM120_FP8, 64, "r16", {1555, 3304}, {1165, 2184}, false},
+    {SM120_FP8, 64, "k4", {1658, 3738}, {0, 0}, false},
+    {SM120_FP8, 128, "r16", {3264, 7627}, {3264, 2604}, true},
+    {SM120_FP8, 128, "k4", {1514, 6958}, {0, 0}, false},
+    {SM120_MXFP8, 64, "r16", {1528, 3012}, {1184, 1710}, false},
+    {SM120_MXFP8, 128, "r16", {3286, 4457}, {3286, 1638}, true},
+    {SM120_MXFP8, 256, "r16", {4367, 6589}, {0, 0}, false},
+    {SM120_MXFP8_BF16, 64, "r16", {2640, 3706}, {2555, 1769}, false},
+    {SM120_MXFP8_BF16, 128, "r16", {5189, 5344}, {0, 0}, false},
+    {SM120_MXFP8_BF16, 256, "r16", {10270, 9300}, {0, 0}, false},
+    {SM120_NVFP4, 64, "r16", {1212, 4290}, {865, 2683}, false},
+    {SM120_NVFP4, 128, "r16", {2212, 6990}, {2212, 2586}, true},
+    {SM120_NVFP4_MXFP8, 64, "r16", {1613, 3740}, {1061, 2413}, false},
+    {SM120_NVFP4_MXFP8, 128, "r16", {2844, 6998}, {2844, 2046}, true},
 };
 
 static const struct timing *timing_of(const struct kernel_record *record) {
@@ -49,8 +54,8 @@ static const struct timing *timing_of(const struct kernel_record *record) {
                                                                       : record->precision;
     for (size_t i = 0; i < sizeof timings / sizeof *timings; ++i) {
         const struct timing *const one = timings + i;
-        if (one->precision == precision && one->head_dim == record->head_dim && one->q_rows == record->q_rows &&
-            one->threads == record->threads) {
+        if (one->precision == precision && one->head_dim == record->head_dim &&
+            strcmp(one->config, record->config) == 0) {
             return one;
         }
     }

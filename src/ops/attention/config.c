@@ -18,7 +18,7 @@ static bool fits(const struct kernel_record *record, const struct attention *cal
 
 /* Among the kernels that can compute a call, those with the smallest head size: the index of the first one, and of the
  * first one of each of a few configs, which may be NULL. -1: not found. */
-enum { OF_CALLER, OF_ENVIRONMENT, OF_FEW, USUAL = OF_FEW + 3, CONFIGS };
+enum { OF_CALLER, OF_ENVIRONMENT, OF_FEW, USUAL = OF_FEW + 4, CONFIGS };
 
 struct choice {
     uint32_t width;
@@ -26,7 +26,7 @@ struct choice {
 };
 
 static struct choice look(const struct attention *call, const char *const configs[CONFIGS]) {
-    const struct choice nothing = {.width = UINT32_MAX, .first = -1, .of = {-1, -1, -1, -1, -1, -1}};
+    const struct choice nothing = {.width = UINT32_MAX, .first = -1, .of = {-1, -1, -1, -1, -1, -1, -1}};
     struct choice choice = nothing;
     for (uint32_t i = 0; i < kernel_record_count; ++i) {
         const struct kernel_record *const record = kernel_records + i;
@@ -77,7 +77,7 @@ static const char *usual(const struct device *device, const struct attention *ca
     return device->info.capability_major == HOPPER && ctas > device->info.multiprocessors ? "r32" : "r16";
 }
 
-/* The kernel for a call that names none: the usual one, or one for few CTAs where that is faster. */
+/* The kernel for a call that names none: the usual one, or another where that is faster. */
 static int64_t default_of(const struct device *device, const struct attention *call, const struct choice *choice) {
     const bool is_hopper = device->info.capability_major == HOPPER;
     int64_t found = choice->of[USUAL] >= 0 ? choice->of[USUAL] : choice->first;
@@ -96,13 +96,16 @@ static int64_t default_of(const struct device *device, const struct attention *c
 }
 
 sm120_status attention_choose(const struct device *device, const struct attention *call, uint32_t *index) {
-    /* For few CTAs: k4, k2: groups of warps share the keys of 32 rows; w4: CTAs of four warps. */
+    /* For few CTAs: k4, k2: groups of warps share the keys of 32 rows; w4: CTAs of four warps. On SM120, walk: CTAs go
+     * on to the tiles of others. */
+    const bool is_hopper = device->info.capability_major == HOPPER;
     const char *const configs[CONFIGS] = {
         [OF_CALLER] = call->args->config,
         [OF_ENVIRONMENT] = getenv("PYSM120_ATTENTION_CONFIG"),
         [OF_FEW] = "k4",
         [OF_FEW + 1] = "k2",
         [OF_FEW + 2] = "w4",
+        [OF_FEW + 3] = is_hopper ? NULL : "walk",
         [USUAL] = usual(device, call),
     };
     const struct choice choice = look(call, configs);
