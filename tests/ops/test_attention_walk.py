@@ -27,6 +27,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "mxfp8": Kind(ml_dtypes.bfloat16, 0.08, 0.06),
+    "mxfp8_bf16": Kind(ml_dtypes.bfloat16, 0.06, 0.06, rows=128),
     "nvfp4": Kind(ml_dtypes.bfloat16, 0.3, 0.2),
     "nvfp4_mxfp8": Kind(ml_dtypes.bfloat16, 0.2, 0.2),
     "fp8": Kind(ml_dtypes.float8_e4m3fn, 0.06, 0.03),
