@@ -174,7 +174,7 @@ def test_features_of_targets(device: pysm120.Device, target: str, statement: str
 
 
 @pytest.mark.parametrize(
-    "target", ["sm_4294967300", "sm_90a", "sm_100a", "sm_100f", "sm_110", "sm_130", "sm_", "compute_90"]
+    "target", ["sm_4294967300", "sm_90a", "sm_100a", "sm_100f", "sm_104", "sm_110a", "sm_130", "sm_", "compute_90"]
 )
 def test_other_targets(device: pysm120.Device, target: str) -> None:
     with pytest.raises(pysm120.Error):

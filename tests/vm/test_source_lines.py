@@ -118,6 +118,18 @@ def test_inlined_code_names_the_line_of_the_kernel(device: pysm120.Device) -> No
         kernel(1, 1, small)
 
 
+def test_text_of_one_line(device: pysm120.Device) -> None:
+    """.file and .loc end with their last number, not with the line of the text."""
+    text = (
+        '.file 1 "/src/a.cu" .file 2 "/src/b.cuh", 17, 5 .entry k() { .reg .b64 a; .loc 1 7 2 mov.b64 a, 0; '
+        ".loc 2 9 1, function_name info + 4, inlined_at 1 7 2 st.global.b64 [a], a; ret; } "
+        ".section .debug_str { info: .b8 0 }"
+    )
+    kernel = device.load(HEAD + text, name="k.ptx")["k"]
+    with pytest.raises(pysm120.FaultError, match=r"k at /src/b\.cuh:9, inlined at /src/a\.cu:7 \(PTX line 4\): write"):
+        kernel(1, 1)
+
+
 def test_text_without_a_source(device: pysm120.Device) -> None:
     """Line 0, or a file that the text does not name: the line of the PTX."""
     assert "k at k.ptx:27: read of 4 bytes" in fault(device, 99)

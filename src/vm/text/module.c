@@ -44,11 +44,11 @@ static void read_target(struct parser *p) {
     }
     p->target_suffix = suffix[0];
     const bool own = p->target == 120 || p->target == 121;
-    if (p->target > 121 || (p->target > 103 && !own) || (suffix[0] != '\0' && !own) ||
+    if (p->target > 121 || (p->target > 103 && p->target != 110 && !own) || (suffix[0] != '\0' && !own) ||
         (suffix[0] != '\0' && suffix[0] != 'a' && suffix[0] != 'f')) {
         p->result = CUDA_ERROR_NO_BINARY_FOR_GPU;
         error_at(p, &t,
-                 "target %s is not supported; expected sm_120, sm_121 (plain, a or f) or plain sm_XX up to sm_103",
+                 "target %s is not supported; expected sm_120, sm_121 (plain, a or f) or plain sm_XX up to sm_110",
                  text);
     }
     token_next(p);
@@ -60,10 +60,11 @@ static void read_target(struct parser *p) {
 
 /* ---- entries ------------------------------------------------------------------------------------------------- */
 
-/* Go behind an entry's body or, of a prototype, its ';'. */
+/* Go behind an entry's body or, of a prototype, its ';'. A .pragma before the body ends with ';', too. */
 static void skip_entry(struct parser *p) {
-    while (p->token.kind != '{' && p->token.kind != ';' && p->token.kind != TOKEN_END) {
-        token_next(p);
+    bool is_pragma = false;
+    for (; p->token.kind != '{' && p->token.kind != TOKEN_END && (is_pragma || p->token.kind != ';'); token_next(p)) {
+        is_pragma = token_is(&p->token, ".pragma") || (is_pragma && p->token.kind != ';');
     }
     if (p->token.kind == '{') {
         skip_block(p);
@@ -182,6 +183,16 @@ static void read_declaration(struct parser *p) {
     }
 }
 
+/* .file number "name" [, time [, size]], without ';'. read_sources() has kept the name. */
+static void read_file(struct parser *p) {
+    token_next(p);
+    expect(p, TOKEN_INTEGER, "the number of a file");
+    expect(p, TOKEN_STRING, "the name of a file");
+    for (uint32_t k = 0; k < 2 && accept(p, ','); ++k) {
+        expect(p, TOKEN_INTEGER, "a number");
+    }
+}
+
 /* Read everything after the header. */
 static void read_module(struct parser *p) {
     token_next(p);
@@ -196,10 +207,7 @@ static void read_module(struct parser *p) {
             }
             token_next(p);
         } else if (token_is(&t, ".file")) {
-            const uint32_t line = t.line;
-            do {
-                token_next(p);
-            } while (p->token.kind != TOKEN_END && p->token.line == line);
+            read_file(p);
         } else if (token_is(&t, ".pragma")) {
             read_directive(p);
         } else if (token_is(&t, ".alias")) {
@@ -258,24 +266,19 @@ static bool is_refused(const struct module *m) {
     return m->entry_count != 0 && refused == m->entry_count;
 }
 
-/* Read `.file number "name"` directives. Compilers write them behind the code that refers to them. */
+/* Read the names of `.file number "name"` directives. Compilers write them behind the code that refers to them. */
 static void read_sources(struct parser *p) {
-    static const char blanks[] = " \t";
-    for (const char *line = p->lexer.text; line != NULL; line = strchr(line, '\n')) {
-        line += strspn(line, " \t\n");
-        if (strncmp(line, ".file", 5) != 0) {
-            continue;
-        }
+    static const char blanks[] = " \t\r\n";
+    for (const char *at = strstr(p->lexer.text, ".file"); at != NULL; at = strstr(at + 1, ".file")) {
         char *end;
-        const uint64_t number = strtoull(line + 5, &end, 10);
+        const uint64_t number = strtoull(at + 5, &end, 0);
         const char *const quote = end + strspn(end, blanks), *const name = quote + 1;
-        const size_t length = *quote == '"' ? strcspn(name, "\"\n") : 0;
+        const size_t length = strchr(blanks, at[5]) != NULL && *quote == '"' ? strcspn(name, "\"\n") : 0;
         if (length != 0 && name[length] == '"') {
             struct source *const s = module_take(p, sizeof *s);
             *s = (struct source){.next = p->sources, .name = file_name(p, name, length), .number = number};
             p->sources = s;
         }
-        line = quote;
     }
 }
 

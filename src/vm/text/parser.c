@@ -514,27 +514,43 @@ static void follow_inlining(struct parser *p, const uint64_t own[3], const uint6
     }
 }
 
-/* .loc file line column [, function_name ..., inlined_at file line column]: the source of the instructions up to the
- * next .loc. It ends at the end of its line, without ';'. Line 0: they have none. */
-static void read_location(struct parser *p) {
-    enum { NUMBERS = 6 };
-    const uint32_t row = p->token.row;
-    uint64_t numbers[NUMBERS] = {0}; /* file, line, column; those of the call if the code was inlined */
-    uint32_t count = 0;
-    bool is_inlined = false;
-    token_next(p);
-    for (; p->token.kind != TOKEN_END && p->token.row == row; token_next(p)) {
-        if (token_is(&p->token, "inlined_at")) {
-            is_inlined = true;
-            count = NUMBERS / 2;
-        } else if (p->token.kind == TOKEN_INTEGER && count < (is_inlined ? NUMBERS : NUMBERS / 2)) {
-            numbers[count++] = p->token.integer;
-        }
+/* Read a word. */
+static void expect_word(struct parser *p, const char *word) {
+    if (!token_is(&p->token, word)) {
+        error_at(p, &p->token, "expected '%s'", word);
     }
-    const bool has_line = numbers[1] != 0 && numbers[1] <= UINT32_MAX;
-    p->located = (struct location){.file = has_line ? source_name(p, numbers[0]) : NULL, .line = (uint32_t)numbers[1]};
-    if (p->located.file != NULL && is_inlined && numbers[4] != 0 && numbers[4] <= UINT32_MAX) {
-        follow_inlining(p, numbers, numbers + NUMBERS / 2, &p->located);
+    token_next(p);
+}
+
+/* Read file, line and column. */
+static void read_place(struct parser *p, uint64_t place[3]) {
+    for (uint32_t k = 0; k < 3; ++k) {
+        place[k] = p->token.integer;
+        expect(p, TOKEN_INTEGER, "a file, a line and a column");
+    }
+}
+
+/* .loc file line column [, function_name label [+ n], inlined_at file line column], without ';': the source of the
+ * instructions up to the next .loc. Line 0: they have none. */
+static void read_location(struct parser *p) {
+    uint64_t own[3], site[3] = {0};
+    token_next(p);
+    read_place(p, own);
+    const bool is_inlined = accept(p, ',');
+    if (is_inlined) {
+        expect_word(p, "function_name");
+        expect(p, TOKEN_NAME, "a label");
+        if (accept(p, '+')) {
+            expect(p, TOKEN_INTEGER, "a number");
+        }
+        expect(p, ',', "','");
+        expect_word(p, "inlined_at");
+        read_place(p, site);
+    }
+    const bool has_line = own[1] != 0 && own[1] <= UINT32_MAX;
+    p->located = (struct location){.file = has_line ? source_name(p, own[0]) : NULL, .line = (uint32_t)own[1]};
+    if (p->located.file != NULL && is_inlined && site[1] != 0 && site[1] <= UINT32_MAX) {
+        follow_inlining(p, own, site, &p->located);
     }
 }
 
