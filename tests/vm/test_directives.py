@@ -47,6 +47,41 @@ def test_managed_variables(device: pysm120.Device) -> None:
             run(device, "", 1, before=text)
 
 
+def test_several_variables_in_one_declaration(device: pysm120.Device) -> None:
+    """Lists, and ranges: x<2> declares x0 and x1. Each variable has memory of its own, in every state space."""
+    before = """.global .b32 g<2>;
+.func (.param .b32 r) add(.param .b32 a, .param .b32 b)
+{
+    .param .b32 t<2>;
+    .reg .b32 x, y;
+    ld.param.b32 x, [a]; ld.param.b32 y, [b];
+    st.param.b32 [t0], x; st.param.b32 [t1], y;
+    ld.param.b32 x, [t0]; ld.param.b32 y, [t1];
+    add.u32 x, x, y; st.param.b32 [r], x;
+    ret;
+}
+"""
+    body = """
+    .shared .b32 s<2>, u; .local .b32 l<2>; .param .b32 a, b, sum<2>;
+    st.shared.b32 [s0], 1; st.shared.b32 [s1], 2; st.shared.b32 [u], 3;
+    st.local.b32 [l0], 4; st.local.b32 [l1], 5;
+    st.global.b32 [g0], 6; st.global.b32 [g1], 7;
+    st.param.b32 [a], 30; st.param.b32 [b], 400;
+    call (sum0), add, (a, b);
+    st.param.b32 [a], 8;
+    call (sum1), add, (a, b);
+    ld.shared.b32 r0, [s0]; ld.shared.b32 r1, [s1]; ld.shared.b32 r2, [u];
+    ld.local.b32 r3, [l0]; ld.local.b32 r4, [l1];
+    ld.global.b32 r5, [g0]; ld.global.b32 r6, [g1];
+    ld.param.b32 r7, [sum0]; ld.param.b32 r8, [sum1];
+    st.global.v4.b32 [out], {r0, r1, r2, r3}; st.global.v4.b32 [out + 16], {r4, r5, r6, r7};
+    st.global.b32 [out + 32], r8;
+    """
+    assert run(device, body, 9, before=before) == [1, 2, 3, 4, 5, 6, 7, 430, 408]
+    with pytest.raises(pysm120.InvalidProgramError, match="expected a number of variables, at most 4096"):
+        run(device, ".shared .b8 x<4097>;", 1)
+
+
 def test_alignments(device: pysm120.Device) -> None:
     """Static shared memory takes any alignment, from its begin on, as with ptxas; other variables take 4096 at most."""
     before = ".shared .b8 x[20];\n.shared .align 16384 .b8 y[64];\n"

@@ -13,6 +13,7 @@
 #include "vm/execute/call.h"
 #include "vm/execute/collect.h"
 #include "vm/execute/control.h"
+#include "vm/execute/heap.h"
 #include "vm/execute/lanes.h"
 #include "vm/execute/mbarrier.h"
 #include "vm/execute/pool.h"
@@ -194,6 +195,11 @@ static enum step print_operands(struct defined *d, const struct event *e) {
     return decided_by(d, e, "the address of the arguments", e->inst->b);
 }
 
+/* malloc and free: check the size or the address. */
+static enum step heap_operand(struct defined *d, const struct event *e) {
+    return decided_by(d, e, e->inst->run == heap_free ? "the address to free" : "the size of this malloc", e->inst->a);
+}
+
 /* Rule for other instructions: every register that the statement reads must be defined, and every result is defined. */
 static enum step unknown_before(struct defined *d, const struct event *e) {
     const struct place *at = &e->warp->function->places[e->pc];
@@ -313,6 +319,8 @@ static const struct entry others[] = {
     {call_refused, {NULL, NULL, 0, OUTSIDE}},
     {print_format, {print_operands, writes_d, 0, OUTSIDE}},
     {print_assertion, {NULL, NULL, 0, OUTSIDE}},
+    {heap_allocate, {heap_operand, writes_d, 0, OUTSIDE}},
+    {heap_free, {heap_operand, NULL, 0, OUTSIDE}},
     {atomic_run, {defined_operand, defined_atomic, 0, OUTSIDE}},
     {atomic_run_wide, {defined_address, defined_atomic, 0, OUTSIDE}},
     {mbarrier_init, {mbarrier_operands, defined_initialised, 0, OUTSIDE}},

@@ -10,7 +10,7 @@
 #include "vm/machine/launch.h"
 #include "vm/machine/memory.h"
 
-enum { MAX_COUNTERS = 1024, FREED = 256 };
+enum { MAX_COUNTERS = 1024, FREED = 256, HEAP = 8 << 20 }; /* HEAP: the size that CUDA gives it, too */
 
 struct work;
 struct device {
@@ -21,6 +21,7 @@ struct device {
     struct allocation freed[FREED];
     size_t freed_next;
     size_t used, limit;
+    uint64_t heap_used;        /* bytes of malloc in kernels, of at most HEAP */
     struct mutex running_lock; /* protects the next three members; taken after memory_lock */
     struct launch *running;
     uint64_t launches;

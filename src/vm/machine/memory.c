@@ -57,7 +57,7 @@ static CUresult allocate(struct device *device, size_t bytes, enum allocation_ki
     if (base == NULL) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host could not map %zu bytes", bytes);
     }
-    const bool is_shaded = kind == ALLOCATION_SHADED;
+    const bool is_shaded = kind == ALLOCATION_SHADED || kind == ALLOCATION_HEAP_SHADED;
     struct shade *const shade = is_shaded ? shade_open(bytes) : NULL;
     if ((is_shaded && shade == NULL) || !pages_commit(base + page, whole)) {
         pages_release(base, mapped);
@@ -72,6 +72,7 @@ static CUresult allocate(struct device *device, size_t bytes, enum allocation_ki
                                  .pinned = kind == ALLOCATION_PINNED,
                                  .owned = kind == ALLOCATION_VARIABLE || kind == ALLOCATION_CONSTANT,
                                  .constant = kind == ALLOCATION_CONSTANT,
+                                 .in_heap = kind == ALLOCATION_HEAP || kind == ALLOCATION_HEAP_SHADED,
                                  .shade = shade};
     if (shade != NULL) {
         atomic_fetch_add(&device->shades, 1);
@@ -143,7 +144,10 @@ static bool postpone(struct device *device, struct allocation *a) {
 
 /* Return the kind with which memory_free() must be called. */
 static enum allocation_kind kind_of(const struct allocation *a) {
-    return a->owned ? ALLOCATION_VARIABLE : a->pinned ? ALLOCATION_PINNED : ALLOCATION_PLAIN;
+    return a->owned     ? ALLOCATION_VARIABLE
+           : a->pinned  ? ALLOCATION_PINNED
+           : a->in_heap ? ALLOCATION_HEAP
+                        : ALLOCATION_PLAIN;
 }
 
 /* Free device memory. If launches are running, the last one that may use it frees it. */
@@ -162,6 +166,33 @@ CUresult memory_free(struct device *device, uint64_t address, enum allocation_ki
     }
     rwlock_unlock_write(&device->memory_lock);
     return CUDA_SUCCESS;
+}
+
+uint64_t memory_heap_alloc(struct device *device, uint64_t bytes, bool is_shaded) {
+    uint64_t address = 0;
+    rwlock_lock_write(&device->memory_lock);
+    if (bytes != 0 && bytes <= HEAP && device->heap_used <= HEAP - bytes &&
+        allocate(device, bytes, is_shaded ? ALLOCATION_HEAP_SHADED : ALLOCATION_HEAP, &address) == CUDA_SUCCESS) {
+        device->heap_used += bytes;
+    }
+    rwlock_unlock_write(&device->memory_lock);
+    return address;
+}
+
+bool memory_heap_free(struct worker *worker, uint64_t address) {
+    struct device *const device = worker->launch->device;
+    rwlock_lock_write(&device->memory_lock);
+    const size_t at = position(device, address);
+    struct allocation *const a = &device->allocations[at];
+    const bool is_good = at < device->allocation_count && a->start == address && a->in_heap && !a->ended;
+    if (is_good) {
+        a->ended = true;
+        device->heap_used -= a->end - a->start;
+        postpone(device, a);
+        memset(worker->cached, 0, sizeof worker->cached);
+    }
+    rwlock_unlock_write(&device->memory_lock);
+    return is_good;
 }
 
 /* Free allocations that no launch can use any more. */
@@ -245,7 +276,7 @@ void memory_free_all(struct device *device) {
     memset(device->freed, 0, sizeof device->freed);
     free(device->allocations);
     device->allocations = NULL;
-    device->allocation_count = device->allocation_space = device->used = 0;
+    device->allocation_count = device->allocation_space = device->used = device->heap_used = 0;
     rwlock_unlock_write(&device->memory_lock);
 }
 
@@ -267,9 +298,9 @@ CUresult memory_check_range(struct device *device, uint64_t address, size_t byte
 
 /* ---- accesses of kernels ------------------------------------------------------------------------------------- */
 
-/* Return whether an allocation was freed before a launch began. */
+/* Return whether an allocation was freed before a launch began, or by a kernel. */
 static bool is_freed_for(const struct launch *launch, const struct allocation *a) {
-    return a->freed_at != 0 && a->freed_at < launch->number;
+    return a->ended || (a->freed_at != 0 && a->freed_at < launch->number);
 }
 
 /* Return whether a range lies inside one allocation. The worker's cache is searched first; its entries stay valid

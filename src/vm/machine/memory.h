@@ -15,13 +15,16 @@ struct launch;
 struct warp;
 struct worker;
 
-/* Who owns an allocation. ALLOCATION_SHADED tracks which of its bytes are defined (shade.h). */
+/* Who owns an allocation. ALLOCATION_SHADED and ALLOCATION_HEAP_SHADED track which of their bytes are defined
+ * (shade.h). ALLOCATION_HEAP is a kernel's malloc. */
 enum allocation_kind {
     ALLOCATION_PLAIN,
     ALLOCATION_PINNED,
     ALLOCATION_VARIABLE,
     ALLOCATION_CONSTANT,
-    ALLOCATION_SHADED
+    ALLOCATION_SHADED,
+    ALLOCATION_HEAP,
+    ALLOCATION_HEAP_SHADED
 };
 
 struct allocation {
@@ -29,6 +32,7 @@ struct allocation {
     void *mapping; /* including the guard pages */
     size_t mapped;
     bool pinned, owned;  /* owned by a module */
+    bool in_heap, ended; /* ended: a kernel has freed it */
     int constant;        /* read-only for kernels */
     uint64_t freed_at;   /* number of the last launch that may still use the freed allocation; 0: not freed */
     struct shade *shade; /* shade.h: which of its bytes are defined; NULL: all of them */
@@ -44,6 +48,10 @@ void memory_leave(struct device *device, struct launch *launch);
 CUresult memory_alloc(struct device *device, size_t bytes, enum allocation_kind kind, uint64_t *address);
 CUresult memory_free(struct device *device, uint64_t address, enum allocation_kind kind);
 void memory_free_all(struct device *device);
+/* malloc of a kernel. Return 0 if the heap has not enough room. */
+uint64_t memory_heap_alloc(struct device *device, uint64_t bytes, bool is_shaded);
+/* free of a kernel. From now on its accesses are faults. False: malloc has not returned the address, or it is free. */
+bool memory_heap_free(struct worker *worker, uint64_t address);
 CUresult memory_check_range(struct device *device, uint64_t address, size_t bytes, const char *what);
 /* Return the host pointer of global memory, or NULL after a fault. */
 void *memory_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t align, uint32_t lane, const char *what);

@@ -9,6 +9,7 @@
 
 #include "vm/execute/call.h"
 #include "vm/execute/control.h"
+#include "vm/execute/heap.h"
 #include "vm/execute/lanes.h"
 #include "vm/execute/print.h"
 #include "vm/machine/base.h"
@@ -53,17 +54,16 @@ static uint32_t read_align(struct parser *p) {
     return (uint32_t)n;
 }
 
-/* .param .align 8 .b8 name[16], or .reg .b32 name */
-static struct formal read_formal(struct parser *p) {
+/* Read .param .align 8 .b8, or .reg .b32. */
+static struct formal read_formal_type(struct parser *p) {
     struct formal f = {.is_register = token_is(&p->token, ".reg")};
-    uint32_t align = 0;
     if (!f.is_register && !token_is(&p->token, ".param")) {
         error_at(p, &p->token, "expected .param or .reg before '%.*s'", (int)p->token.length, p->token.at);
     }
     token_next(p);
     while (f.type == T_NONE || token_is(&p->token, ".ptr") || token_is(&p->token, ".align")) {
         if (token_is(&p->token, ".align")) {
-            align = read_align(p);
+            f.align = read_align(p);
         } else if (token_is(&p->token, ".ptr")) {
             token_next(p);
         } else {
@@ -73,16 +73,20 @@ static struct formal read_formal(struct parser *p) {
     if (f.type == T_PRED || f.type == T_B128) {
         error_at(p, &p->token, "a parameter of a function cannot be .%s", type_name(f.type));
     }
-    f.name = p->token;
-    expect(p, TOKEN_NAME, "a name");
-    const uint64_t bytes = read_array(p, f.type);
-    if (bytes > MOST_ARGUMENT_BYTES) {
-        error_at(p, &f.name, "'%.*s' has %llu bytes; a parameter of a function has at most %d", (int)f.name.length,
-                 f.name.at, (unsigned long long)bytes, (int)MOST_ARGUMENT_BYTES);
-    }
-    f.bytes = (uint32_t)bytes;
-    f.align = align > type_bytes(f.type) ? align : type_bytes(f.type);
+    f.align = f.align > type_bytes(f.type) ? f.align : type_bytes(f.type);
     return f;
+}
+
+/* Read name, or name[16], behind the type. */
+static void read_formal_name(struct parser *p, struct formal *f) {
+    f->name = p->token;
+    expect(p, TOKEN_NAME, "a name");
+    const uint64_t bytes = read_array(p, f->type);
+    if (bytes > MOST_ARGUMENT_BYTES) {
+        error_at(p, &f->name, "'%.*s' has %llu bytes; a parameter of a function has at most %d", (int)f->name.length,
+                 f->name.at, (unsigned long long)bytes, (int)MOST_ARGUMENT_BYTES);
+    }
+    f->bytes = (uint32_t)bytes;
 }
 
 /* Read ( formal, ... ), which may be missing. Return the number of formals. */
@@ -96,7 +100,8 @@ static uint32_t read_formals(struct parser *p, struct formal **to) {
         if (n == MOST_FORMALS) {
             error_at(p, &p->token, "a function has at most %d parameters", (int)MOST_FORMALS);
         }
-        list[n] = read_formal(p);
+        list[n] = read_formal_type(p);
+        read_formal_name(p, &list[n]);
         list[n].offset = offset;
         offset += (list[n++].bytes + 15) / 16 * 16;
         if (!accept(p, ',')) {
@@ -245,8 +250,8 @@ void read_alias(struct parser *p) {
 }
 
 /* Assign a variable of the frame its address. */
-static struct symbol *add_local(struct parser *p, const struct formal *f) {
-    struct symbol *s = symbol_add(p, &f->name, f->name.at, f->name.length, SYMBOL_VARIABLE);
+static struct symbol *add_local(struct parser *p, const struct formal *f, struct range_name called) {
+    struct symbol *s = symbol_add(p, &f->name, called.text, called.length, SYMBOL_VARIABLE);
     s->space = SPACE_LOCAL;
     s->type = f->type;
     s->is_argument = true;
@@ -261,13 +266,20 @@ static struct symbol *add_local(struct parser *p, const struct formal *f) {
     return s;
 }
 
-/* Read .param .b32 a; inside a function: an argument or a result of a call. */
+/* Read .param .b32 a, b[4], c<2>; inside a function: arguments and results of calls. */
 void read_arguments(struct parser *p) {
+    struct formal f = read_formal_type(p);
     do {
-        const struct formal f = read_formal(p);
-        add_local(p, &f);
-    } while (p->token.kind == ',' &&
-             (error_at(p, &p->token, "a declaration inside a function takes one .param variable"), 1));
+        read_formal_name(p, &f);
+        if (!accept(p, '<')) {
+            add_local(p, &f, (struct range_name){f.name.at, f.name.length});
+            continue;
+        }
+        const uint64_t count = read_range(p);
+        for (uint64_t k = 0; k < count; ++k) {
+            add_local(p, &f, range_name(p, &f.name, k));
+        }
+    } while (accept(p, ','));
     expect(p, ';', "';'");
 }
 
@@ -348,7 +360,7 @@ static void receive(struct parser *p, const struct formal *list, uint32_t count,
             }
             continue;
         }
-        const struct symbol *s = add_local(p, f);
+        const struct symbol *s = add_local(p, f, (struct range_name){f->name.at, f->name.length});
         if (are_arguments) {
             emit_copy(p, f, s->address, false);
         }
@@ -441,7 +453,27 @@ static uint32_t fetch(struct parser *p, const struct operand *o, enum type type)
     return slot;
 }
 
-/* Emit a call of vprintf or __assertfail. Return false for any other function. */
+/* Emit a call of malloc or free. Return false for any other function. */
+static bool call_heap(struct parser *p, const struct call_text *c, const struct token *name) {
+    const bool is_malloc = token_is(name, "malloc") && c->result_count == 1;
+    if (c->argument_count != 1 || !(is_malloc || (token_is(name, "free") && c->result_count == 0))) {
+        return false;
+    }
+    const struct symbol *const result = is_malloc && c->results->kind == OPERAND_SYMBOL ? c->results->symbol : NULL;
+    if (is_malloc && (result == NULL || !result->is_argument || result->bytes != 8)) {
+        return false;
+    }
+    const uint32_t a = fetch(p, &c->arguments[0], T_B64), d = register_take(p, T_B64);
+    struct inst *const i = emit(p, is_malloc ? heap_allocate : heap_free);
+    i->a = a, i->d = d;
+    use_attach(p);
+    if (result != NULL) {
+        emit_local(p, ACCESS_STORE, local_base(p), result->address, 8, d);
+    }
+    return true;
+}
+
+/* Emit a call of a function that the device provides. Return false for any other function. */
 static bool call_builtin(struct parser *p, const struct call_text *c, const struct token *name) {
     if (token_is(name, "vprintf") && c->argument_count == 2 && c->result_count <= 1) {
         const uint32_t a = fetch(p, &c->arguments[0], T_B64), b = fetch(p, &c->arguments[1], T_B64);
@@ -464,7 +496,7 @@ static bool call_builtin(struct parser *p, const struct call_text *c, const stru
         use_attach(p);
         return true;
     }
-    return false;
+    return call_heap(p, c, name);
 }
 
 /* Return the signature of a call. Report an error if the function cannot be called. */
@@ -473,7 +505,7 @@ static const struct signature *call_signature(struct parser *p, const struct cal
     if (d != NULL && !d->has_body && d->is_extern) {
         error_at(p, t,
                  "'%.*s' is not defined in this module, and modules are not linked; the only system functions are "
-                 "vprintf and __assertfail",
+                 "vprintf, __assertfail, malloc and free",
                  (int)t->length, t->at);
     }
     if (d == NULL && c->target.kind != OPERAND_REGISTER) {

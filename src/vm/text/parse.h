@@ -138,6 +138,11 @@ struct constant {
 };
 
 /* A parameter or result of a function. */
+/* The name of an element of a range, such as x2 of x<4>. */
+struct range_name {
+    const char *text;
+    uint32_t length;
+};
 struct formal {
     struct token name;
     enum type type;
@@ -274,6 +279,9 @@ bool parser_try(struct parser *p, void (*read)(struct parser *));
 /* Return zeroed memory: for the code of an entry while one is being decoded; that lives as long as the module. */
 void *parser_take(struct parser *p, size_t bytes);
 void *module_take(struct parser *p, size_t bytes);
+/* Read n> behind a name and <, of variables in memory. */
+uint64_t read_range(struct parser *p);
+struct range_name range_name(struct parser *p, const struct token *name, uint64_t element);
 
 /* parser.c */
 enum type token_type(struct parser *p);

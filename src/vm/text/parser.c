@@ -29,10 +29,11 @@ enum type token_type(struct parser *p) {
 
 /* ---- variables ----------------------------------------------------------------------------------------------- */
 
-enum { MAX_CONST = 65536, MOST_REGISTERS = 1 << 21 };
+enum { MAX_CONST = 65536, MOST_REGISTERS = 1 << 21, MOST_IN_RANGE = 4096 };
 
 struct variable {
     struct token name;
+    struct range_name called; /* what the symbol is called: the name, or that of an element of a range */
     enum space space;
     enum type type;
     uint32_t align, vector;
@@ -205,10 +206,10 @@ static void place_global(struct parser *p, struct symbol *s) {
 
 /* Add the symbol of a variable. One that was declared .extern before gets its definition, and the reverse. */
 static struct symbol *add_variable(struct parser *p, const struct variable *v) {
-    struct symbol *const s = symbol_find(p, v->name.at, v->name.length);
+    struct symbol *const s = symbol_find(p, v->called.text, v->called.length);
     const bool is_known = s != NULL && s->scope == p->scope && s->kind == SYMBOL_VARIABLE && s->space == v->space &&
                           s->type == v->type && (s->is_extern || v->is_extern);
-    return is_known ? s : symbol_add(p, &v->name, v->name.at, v->name.length, SYMBOL_VARIABLE);
+    return is_known ? s : symbol_add(p, &v->name, v->called.text, v->called.length, SYMBOL_VARIABLE);
 }
 
 /* Record a variable of another module. Code that names it cannot run, unless its definition follows. */
@@ -235,13 +236,29 @@ static void inherit_unsupported(struct parser *p, struct symbol *s, const struct
     s->unsupported = text;
 }
 
-/* Declare one variable and read its initialiser. */
-static void declare_variable(struct parser *p, struct variable *v) {
-    if (p->token.kind != TOKEN_NAME) {
-        error_at(p, &p->token, "expected a name before '%.*s'", (int)p->token.length, p->token.at);
+uint64_t read_range(struct parser *p) {
+    const struct token at = p->token;
+    if (at.kind != TOKEN_INTEGER || at.integer > MOST_IN_RANGE) {
+        error_at(p, &at, "expected a number of variables, at most %d", (int)MOST_IN_RANGE);
     }
-    v->name = p->token;
     token_next(p);
+    expect(p, '>', "'>'");
+    if (p->token.kind != ',' && p->token.kind != ';') {
+        error_at(p, &p->token, "expected ';' before '%.*s'", (int)p->token.length, p->token.at);
+    }
+    return at.integer;
+}
+
+struct range_name range_name(struct parser *p, const struct token *name, uint64_t element) {
+    enum { DIGITS = 20 };
+    char *const text = module_take(p, name->length + DIGITS + 1);
+    const int length =
+        snprintf(text, name->length + DIGITS + 1, "%.*s%llu", (int)name->length, name->at, (unsigned long long)element);
+    return (struct range_name){text, (uint32_t)length};
+}
+
+/* Read the dimensions of one variable, declare it, and read its initialiser. */
+static void declare_one(struct parser *p, struct variable *v) {
     read_dimensions(p, v);
     if (v->is_extern && !(v->space == SPACE_SHARED && v->is_open)) {
         declare_extern(p, v);
@@ -290,6 +307,25 @@ static void declare_variable(struct parser *p, struct variable *v) {
         if (p->unsupported != NULL) {
             inherit_unsupported(p, s, p->unsupported);
         }
+    }
+}
+
+/* Declare name, name[n], name = value, or name<n>: name0, name1, ... */
+static void declare_variable(struct parser *p, struct variable *v) {
+    if (p->token.kind != TOKEN_NAME) {
+        error_at(p, &p->token, "expected a name before '%.*s'", (int)p->token.length, p->token.at);
+    }
+    v->name = p->token;
+    v->called = (struct range_name){v->name.at, v->name.length};
+    token_next(p);
+    if (!accept(p, '<')) {
+        declare_one(p, v);
+        return;
+    }
+    const uint64_t count = read_range(p);
+    for (uint64_t k = 0; k < count; ++k) {
+        v->called = range_name(p, &v->name, k);
+        declare_one(p, v);
     }
 }
 
