@@ -170,6 +170,63 @@ def test_memory_is_used_again(full: pysm120.Device) -> None:
 
 # ---- calls ----
 
+HARDWARE = """.version 8.8
+.target sm_120f
+.address_size 64
+.func (.param .b32 out) first()
+{
+    .reg .pred p;
+    .reg .b32 a;
+    mov.u32 a, %ctaid.x;
+    setp.ne.u32 p, a, 0;
+@p  trap;
+    st.param.b32 [out], a;
+    ret;
+}
+.func (.param .b32 out) number(.param .b32 depth)
+{
+    .reg .pred p;
+    .reg .b32 a, b, d;
+    ld.param.b32 d, [depth];
+    setp.eq.u32 p, d, 0;
+    mov.u32 b, 0;
+@p  bra last;
+    sub.u32 d, d, 1;
+    { .param .b32 x, y; st.param.b32 [x], d; call (y), number, (x); ld.param.b32 b, [y]; }
+last:
+    { .param .b32 y; call (y), first, (); ld.param.b32 a, [y]; }
+    add.u32 b, b, a;
+    mov.u32 a, %tid.x;
+    setp.ge.u32 p, a, 40;
+@p  trap;
+    add.u32 b, b, a;
+    mov.u32 a, %nctaid.x;
+    add.u32 b, b, a;
+    st.param.b32 [out], b;
+    ret;
+}
+.entry k(.param .u64 param_x)
+{
+    .reg .b32 a, i;
+    .reg .b64 x;
+    { .param .b32 v, r; st.param.b32 [v], 2; call (r), number, (v); ld.param.b32 a, [r]; }
+    ld.param.u64 x, [param_x];
+    mov.u32 i, %laneid;
+    mad.wide.u32 x, i, 4, x;
+    st.global.b32 [x], a;
+    ret;
+}
+"""
+
+
+def test_hardware_registers_of_functions() -> None:
+    """They are defined in functions that read them first, also in those that call themselves."""
+    device = pysm120.Device("virtual:0?checks=full")
+    x = device.zeros(32, np.uint32)
+    device.load(HARDWARE)["k"](1, 32, x)
+    assert (x.numpy() == 3 * (np.arange(32) + 1)).all()
+
+
 CALLS = """.version 8.8
 .target sm_120f
 .address_size 64

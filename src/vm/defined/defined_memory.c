@@ -556,12 +556,15 @@ static void move_registers(struct defined *d, struct warp *w, const struct routi
     }
 }
 
-/* Mark all registers of a function undefined when it begins. */
+/* Mark all registers of a function undefined when it begins, except hardware registers that no code before it reads. */
 static void begin(struct defined *d, struct warp *w, const struct routine *r, uint32_t lane) {
     struct defined_warp *u = &d->warp[w->index];
     const uint32_t bit = 1u << lane, base = w->frame[lane];
     for (uint32_t row = r->first / 128; row < r->end / 128; ++row) {
         u->some[row] |= bit, u->whole[row] |= bit;
+    }
+    for (uint32_t k = 0; k < w->function->special_count; ++k) {
+        define(u, w->function->specials[k].slot, bit);
     }
     for (uint32_t k = r->first_predicate; k < r->end_predicate; ++k) {
         u->predicate[k] |= bit;
