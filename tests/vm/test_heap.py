@@ -199,3 +199,19 @@ def test_functions_of_the_module_come_first() -> None:
     device = pysm120.Device("virtual:0?checks=off")
     with pytest.raises(pysm120.FaultError, match="trap"):
         device.load(text)["release"](1, 1, np.uint64(0))
+
+
+def test_calls_are_statements() -> None:
+    """Traces and profiles have the call itself, as they have calls of the module's own functions."""
+    device, loaded = module("default")
+    loaded["keep"](1, 1)
+    out = device.zeros(1, np.uint64)
+    with device.trace() as steps:
+        loaded["keep"](1, 1)
+    texts = [step.instruction.text for step in steps]
+    at = texts.index("call.uni (y), malloc, (x)")
+    assert texts[at - 1 : at + 2] == ["st.param.b64 [x], a", texts[at], "ld.param.b64 a, [y]"]
+    with device.profile() as profile:
+        loaded["use"](1, 1, out, np.uint64(16))
+    calls = [(one.opcode, one.counts.executed) for one in profile.statements if one.text == "call free, (x)"]
+    assert calls == [("call", 1)]

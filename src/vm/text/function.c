@@ -466,7 +466,6 @@ static bool call_heap(struct parser *p, const struct call_text *c, const struct 
     const uint32_t a = fetch(p, &c->arguments[0], T_B64), d = register_take(p, T_B64);
     struct inst *const i = emit(p, is_malloc ? heap_allocate : heap_free);
     i->a = a, i->d = d;
-    use_attach(p);
     if (result != NULL) {
         emit_local(p, ACCESS_STORE, local_base(p), result->address, 8, d);
     }
@@ -480,7 +479,6 @@ static bool call_builtin(struct parser *p, const struct call_text *c, const stru
         const uint32_t d = register_take(p, T_B32);
         struct inst *i = emit(p, print_format);
         i->a = a, i->b = b, i->d = d;
-        use_attach(p);
         if (c->result_count != 0 && c->results->kind == OPERAND_SYMBOL && c->results->symbol->is_argument) {
             emit_local(p, ACCESS_STORE, local_base(p), c->results->symbol->address, 4, d);
         }
@@ -493,7 +491,6 @@ static bool call_builtin(struct parser *p, const struct call_text *c, const stru
         }
         struct inst *i = emit(p, print_assertion);
         i->a = slot[0], i->b = slot[1], i->c = slot[2], i->e = slot[3];
-        use_attach(p);
         return true;
     }
     return call_heap(p, c, name);
@@ -551,6 +548,8 @@ void read_call(struct parser *p) {
         error_at(p, &opcode, "call outside a function");
     }
     if (d != NULL && !d->has_body && call_builtin(p, &c, &c.target.token)) {
+        use_attach(p);
+        p->places[p->length - 1].opcode = counter_index("call", 4);
         return;
     }
     const struct signature *s = call_signature(p, &c, d);
