@@ -74,6 +74,21 @@ TEXT = """.version 9.0
     st.param.b64 [x], a; call give, (x);
     ret;
 }
+// each thread takes 8 bytes, and frees them if is_free is not 0
+.entry hold(.param .u64 out, .param .u32 is_free)
+{
+    .reg .b32 t, n; .reg .b64 o, a; .reg .pred keeps; .param .b64 x, y;
+    ld.param.u64 o, [out];
+    mov.u32 t, %ctaid.x; mov.u32 n, %ntid.x; mul.lo.u32 t, t, n; mov.u32 n, %tid.x; add.u32 t, t, n;
+    st.param.b64 [x], 8; call (y), take, (x); ld.param.b64 a, [y];
+    mad.wide.u32 o, t, 8, o;
+    st.global.b64 [o], a;
+    ld.param.u32 t, [is_free];
+    setp.eq.u32 keeps, t, 0;
+    @keeps ret;
+    st.param.b64 [x], a; call give, (x);
+    ret;
+}
 .entry keep()
 {
     .reg .b64 a; .param .b64 x, y;
@@ -144,6 +159,18 @@ def test_heap_has_a_size() -> None:
         assert (out.numpy() != 0).tolist() == has_room
     loaded["sizes"](1, 1, out, np.uint64(2**64 - 1))
     assert (out.numpy() != 0).tolist() == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize("level", ["off", "full"])
+def test_as_many_blocks_as_threads(level: str) -> None:
+    """More than a host could map apart; a launch finds the room of what earlier ones have freed."""
+    device, loaded = module(level)
+    for is_free in (1, 1, 0):
+        kept = device.zeros((300, 256), np.uint64)
+        loaded["hold"](300, 256, kept, np.uint32(is_free))
+        assert kept.numpy().min() > 0
+        assert len(np.unique(kept.numpy())) == kept.size
+    assert device.array(np.ones(1000)).numpy().sum() == 1000, "the host can still map memory"
 
 
 @pytest.mark.parametrize("level", ["off", "default", "full"])

@@ -10,7 +10,9 @@
 #include "vm/machine/launch.h"
 #include "vm/machine/memory.h"
 
-enum { MAX_COUNTERS = 1024, FREED = 256, HEAP = 8 << 20 }; /* HEAP: the size that CUDA gives it, too */
+enum { MAX_COUNTERS = 1024, FREED = 256, HEAP = 8 << 20, HEAP_SPACE = 256 << 20, HEAP_BLOCKS = 1 << 20 };
+/* HEAP: bytes that malloc gives kernels at most, as in CUDA. HEAP_SPACE and HEAP_BLOCKS: their addresses, and
+ * the number of blocks, with those that kernels have freed and whose launches have not ended. */
 
 struct work;
 struct device {
@@ -21,6 +23,9 @@ struct device {
     struct allocation freed[FREED];
     size_t freed_next;
     size_t used, limit;
+    char *heap;                /* HEAP_SPACE bytes for malloc in kernels; NULL: none was called */
+    size_t heap_next;          /* where the search for room begins */
+    uint32_t heap_blocks;      /* of at most HEAP_BLOCKS */
     uint64_t heap_used;        /* bytes of malloc in kernels, of at most HEAP */
     struct mutex running_lock; /* protects the next three members; taken after memory_lock */
     struct launch *running;

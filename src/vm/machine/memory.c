@@ -36,10 +36,72 @@ static size_t position(const struct device *device, uint64_t address) {
     return low;
 }
 
+/* Find room for a block of malloc in kernels, with a gap behind it. All blocks share one mapping, because a host has
+ * few. Return 0 if there is no room. The lock is held. */
+static uint64_t heap_place(struct device *device, size_t bytes) {
+    enum { ALIGN = 16, GAP = 16 };
+    const size_t whole = (bytes + ALIGN - 1) / ALIGN * ALIGN + GAP;
+    if (device->heap == NULL) {
+        char *const heap = pages_reserve(HEAP_SPACE);
+        if (heap == NULL) {
+            return 0;
+        }
+        if (!pages_commit(heap, HEAP_SPACE)) {
+            pages_release(heap, HEAP_SPACE);
+            return 0;
+        }
+        device->heap = heap;
+    }
+    const uint64_t first = (uint64_t)(uintptr_t)device->heap, end = first + HEAP_SPACE;
+    uint64_t at = first + device->heap_next;
+    for (bool is_again = false;;) {
+        const size_t next = position(device, at);
+        const uint64_t start = next < device->allocation_count ? device->allocations[next].start : UINT64_MAX;
+        if (at + whole > end) {
+            if (is_again) {
+                return 0;
+            }
+            is_again = true;
+            at = first;
+        } else if (start < at + whole) {
+            at = (device->allocations[next].end + ALIGN - 1) / ALIGN * ALIGN + GAP;
+        } else {
+            device->heap_next = (size_t)(at + whole - first);
+            return at;
+        }
+    }
+}
+
+/* Map memory for an allocation, between two guard pages. Return false on failure. */
+static bool map(struct allocation *a, size_t bytes) {
+    const size_t page = pages_size(), whole = (bytes + page - 1) / page * page, mapped = whole + 2 * page;
+    char *const base = pages_reserve(mapped);
+    if (base == NULL) {
+        return false;
+    }
+    if (!pages_commit(base + page, whole)) {
+        pages_release(base, mapped);
+        return false;
+    }
+    POISON(base + page + bytes, whole - bytes);
+    a->mapping = base;
+    a->mapped = mapped;
+    a->start = (uint64_t)(uintptr_t)(base + page);
+    return true;
+}
+
+/* Unmap an allocation. */
+static void unmap(const struct allocation *a) {
+    if (a->mapping == NULL) {
+        return;
+    }
+    UNPOISON(a->mapping, a->mapped);
+    pages_release(a->mapping, a->mapped);
+}
+
 /* Reserve and record memory. The lock is held. */
 static CUresult allocate(struct device *device, size_t bytes, enum allocation_kind kind, uint64_t *address) {
-    const size_t page = pages_size();
-    if (bytes > SIZE_MAX - 3 * page || bytes > device->limit || device->used > device->limit - bytes) {
+    if (bytes > SIZE_MAX - 3 * pages_size() || bytes > device->limit || device->used > device->limit - bytes) {
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "cannot allocate %zu bytes: %zu of %zu bytes are in use", bytes,
                          device->used, device->limit);
     }
@@ -52,35 +114,32 @@ static CUresult allocate(struct device *device, size_t bytes, enum allocation_ki
         device->allocations = grown;
         device->allocation_space = space;
     }
-    const size_t whole = (bytes + page - 1) / page * page, mapped = whole + 2 * page;
-    char *base = pages_reserve(mapped);
-    if (base == NULL) {
-        return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host could not map %zu bytes", bytes);
-    }
     const bool is_shaded = kind == ALLOCATION_SHADED || kind == ALLOCATION_HEAP_SHADED;
-    struct shade *const shade = is_shaded ? shade_open(bytes) : NULL;
-    if ((is_shaded && shade == NULL) || !pages_commit(base + page, whole)) {
-        pages_release(base, mapped);
-        shade_free(shade);
+    struct allocation a = {.pinned = kind == ALLOCATION_PINNED,
+                           .owned = kind == ALLOCATION_VARIABLE || kind == ALLOCATION_CONSTANT,
+                           .constant = kind == ALLOCATION_CONSTANT,
+                           .in_heap = kind == ALLOCATION_HEAP || kind == ALLOCATION_HEAP_SHADED};
+    bool is_there = true;
+    if (a.in_heap) {
+        a.start = device->heap_blocks < HEAP_BLOCKS ? heap_place(device, bytes) : 0;
+        is_there = a.start != 0;
+    } else {
+        is_there = map(&a, bytes);
+    }
+    a.end = a.start + bytes;
+    a.shade = is_there && is_shaded ? shade_open(bytes) : NULL;
+    if (!is_there || (is_shaded && a.shade == NULL)) {
+        unmap(&a);
         return fault_set(CUDA_ERROR_OUT_OF_MEMORY, "the host could not map %zu bytes", bytes);
     }
-    POISON(base + page + bytes, whole - bytes);
-    const struct allocation a = {.start = (uint64_t)(uintptr_t)(base + page),
-                                 .end = (uint64_t)(uintptr_t)(base + page) + bytes,
-                                 .mapping = base,
-                                 .mapped = mapped,
-                                 .pinned = kind == ALLOCATION_PINNED,
-                                 .owned = kind == ALLOCATION_VARIABLE || kind == ALLOCATION_CONSTANT,
-                                 .constant = kind == ALLOCATION_CONSTANT,
-                                 .in_heap = kind == ALLOCATION_HEAP || kind == ALLOCATION_HEAP_SHADED,
-                                 .shade = shade};
-    if (shade != NULL) {
+    if (a.shade != NULL) {
         atomic_fetch_add(&device->shades, 1);
     }
     const size_t at = position(device, a.start);
     memmove(&device->allocations[at + 1], &device->allocations[at], (device->allocation_count - at) * sizeof a);
     device->allocations[at] = a;
     ++device->allocation_count;
+    device->heap_blocks += a.in_heap;
     device->used += bytes;
     *address = a.start;
     return CUDA_SUCCESS;
@@ -96,15 +155,6 @@ CUresult memory_alloc(struct device *device, size_t bytes, enum allocation_kind 
     const CUresult r = allocate(device, bytes, kind, address);
     rwlock_unlock_write(&device->memory_lock);
     return r;
-}
-
-/* Unmap an allocation. */
-static void unmap(const struct allocation *a) {
-    if (a->mapping == NULL) {
-        return;
-    }
-    UNPOISON(a->mapping, a->mapped);
-    pages_release(a->mapping, a->mapped);
 }
 
 /* Free the shade of an allocation. */
@@ -123,8 +173,11 @@ static void give_back(struct device *device, size_t at) {
     unmap(old);
     end_shade(device, a);
     *old = *a;
-    pages_decommit(a->mapping, a->mapped);
+    if (a->mapping != NULL) {
+        pages_decommit(a->mapping, a->mapped);
+    }
     device->used -= (size_t)(a->end - a->start);
+    device->heap_blocks -= a->in_heap;
     memmove(a, a + 1, (device->allocation_count - at - 1) * sizeof *a);
     --device->allocation_count;
 }
@@ -277,6 +330,12 @@ void memory_free_all(struct device *device) {
     free(device->allocations);
     device->allocations = NULL;
     device->allocation_count = device->allocation_space = device->used = device->heap_used = 0;
+    if (device->heap != NULL) {
+        pages_release(device->heap, HEAP_SPACE);
+    }
+    device->heap = NULL;
+    device->heap_next = 0;
+    device->heap_blocks = 0;
     rwlock_unlock_write(&device->memory_lock);
 }
 
@@ -370,22 +429,23 @@ static struct fault_text owner_of(const struct warp *w, const struct allocation 
 static void explain_global(struct warp *w, uint64_t address, uint32_t bytes, uint32_t lane, const char *what) {
     const struct device *device = w->worker->launch->device;
     const unsigned long long shown = address;
-    for (size_t k = 0; k < FREED; ++k) {
+    const size_t at = position(device, address), count = device->allocation_count;
+    const struct allocation *a = device->allocations;
+    const bool is_known = at < count && a[at].start <= address;
+    for (size_t k = 0; k < FREED && !is_known; ++k) {
         const struct allocation *f = &device->freed[k];
-        if (f->mapping != NULL && f->start <= address && address < f->end) {
+        if (f->start <= address && address < f->end) {
             explain_freed(w, f, address, bytes, lane, what);
             return;
         }
     }
-    const size_t at = position(device, address), count = device->allocation_count;
-    const struct allocation *a = device->allocations;
     /* Distances to the neighbours: the nearer one is named. */
     enum { FAR = 1 << 20 };
     const uint64_t behind = at != 0 ? address - a[at - 1].end : UINT64_MAX;
     const uint64_t before = at < count && a[at].start > address ? a[at].start - address : UINT64_MAX;
-    if (at < count && a[at].start <= address && is_freed_for(w->worker->launch, &a[at])) {
+    if (is_known && is_freed_for(w->worker->launch, &a[at])) {
         explain_freed(w, &a[at], address, bytes, lane, what);
-    } else if (at < count && a[at].start <= address) {
+    } else if (is_known) {
         fault_at(w, CUDA_ERROR_ILLEGAL_ADDRESS, lane,
                  "%s of %u bytes at global address 0x%llx crosses the end of an allocation of %llu bytes at 0x%llx%s",
                  what, bytes, shown, (unsigned long long)(a[at].end - a[at].start), (unsigned long long)a[at].start,

@@ -137,12 +137,13 @@ struct constant {
     struct symbol *base;
 };
 
-/* A parameter or result of a function. */
 /* The name of an element of a range, such as x2 of x<4>. */
 struct range_name {
     const char *text;
     uint32_t length;
 };
+
+/* A parameter or result of a function. */
 struct formal {
     struct token name;
     enum type type;
