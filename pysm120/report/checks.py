@@ -176,7 +176,7 @@ def score_kernels(bench: Bench) -> Outcomes:
 
 
 def backward(bench: Bench, precision: str) -> Outcomes:
-    """Run the gradients at every head size, plain, in a fixed order, and with masks."""
+    """Run the gradients at every head size, plain, in a fixed order, and with masks; and those of many heads."""
     dtype = dtype_of(precision)
     sizes = (64, 96, 128) if precision == "mxfp8" else (32, 64, 96, 128, 192, 256)
     cases: dict[str, dict[str, Any]] = {
@@ -185,16 +185,19 @@ def backward(bench: Bench, precision: str) -> Outcomes:
         "deterministic": {},
         "softcap": {"softcap": 20.0},
     }
-    for head_dim in sizes:
-        q, k, v = qkv(bench, (1, 140, 2, head_dim), 150, 1, dtype)
+    problems = [(f"head size {head_dim}", cases, (1, 140, 2, head_dim), 150, 1) for head_dim in sizes]
+    many = bench.device.info.multiprocessors + 8  # so many that tiles of 96 keys take fewer waves than tiles of 64
+    problems += [("many heads", {"plain": {}}, (1, 33, many, 128), 96, many)] if precision != "mxfp8" else []
+    for problem, of_problem, shape, keys, kv_heads in problems:
+        q, k, v = qkv(bench, shape, keys, kv_heads, dtype)
         dout = bench.normal(q.shape, dtype)
-        for name, options in cases.items():
+        for name, options in of_problem.items():
             out, lse = (x.astype(t) for x, t in zip(reference.attention(q, k, v, **options), (dtype, F32), strict=True))
             given = bench.puts(dout, q, k, v, out, lse)
             made: dict[str, Any] = {n: bench.out(x.shape, dtype) for n, x in (("dq", q), ("dk", k), ("dv", v))}
             gradients(*given, precision=precision, deterministic=name == "deterministic", **made, **options)
             for (n, got), wanted in zip(made.items(), reference.gradients(dout, q, k, v, **options), strict=True):
-                yield bench.outcome(f"head size {head_dim}, {name}, {n}", got, wanted, BACKWARD[precision])
+                yield bench.outcome(f"{problem}, {name}, {n}", got, wanted, BACKWARD[precision])
 
 
 def backward_features(bench: Bench) -> Outcomes:
