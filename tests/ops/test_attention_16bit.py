@@ -115,6 +115,19 @@ def test_other_tiles(
     verify(opened, rng, case)
 
 
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    "case", [*(x for x in CAUSALS if x.head_dim > 32), *SCALES, Case(1, 2, 1, 300, 40, 128, "bottom-right")], ids=name
+)
+def test_walk_without_its_instruction(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    """On a virtual device that states Hopper's capability, a CTA has one tile, maybe without a key."""
+    monkeypatch.setenv("PYSM120_VIRTUAL_CAPABILITY", "9")
+    monkeypatch.setenv("PYSM120_ATTENTION_CONFIG", "walk")
+    opened = OpenDevice("virtual:0")
+    verify(opened, rng, case)
+    opened.close()
+
+
 @pytest.mark.parametrize("dtype", list(P_ERROR))
 @pytest.mark.parametrize("case", [*WIDE, *(Case(1, 2, 1, 150, 201, d, "bottom-right") for d in (136, 200))], ids=name)
 def test_eight_warps_of_wide_heads(
