@@ -100,7 +100,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Report how many tests were left out."""
+    """Report how many tests were left out, and the seed of a run without a header (-q) that has failed."""
+    if config.option.verbose < 0 and {"failed", "error"} & terminalreporter.stats.keys():
+        terminalreporter.write_line(pytest_report_header(config))
     found = config.stash.get(LEFT_OUT, None)
     if found and found["reasons"]:
         terminalreporter.write_line(

@@ -166,7 +166,7 @@ class Attention(NamedTuple):
         special = bool({*self.features} - {"causal", "window", "splits"})
         stem = rf"attention_{self.precision}_\d\w*_d\d+"
         if not special and self.precision in TYPES:
-            pattern = rf"{stem}_r\d+"
+            pattern = rf"{stem}_{self.config or 'r[0-9]+'}"
         else:
             pattern = rf"{stem}_any(_\w+)?" if special else rf"{stem}(?!_any)\w*"
         if self.precision.startswith("nvfp4"):
@@ -289,8 +289,9 @@ def attention() -> Iterator[Attention]:
         if is_mx:
             yield Attention(precision, 256, 150, 133, ("softcap", "lengths"))
     for precision in ("bf16", "f16"):
-        for head_dim, rows in ((32, 16), (32, 32), (64, 16), (64, 32), (128, 16), (128, 32)):
-            yield Attention(precision, head_dim, 200, 190, ("causal",), f"r{rows}")
+        for head_dim, configs in ((32, "r16 r32"), (64, "r16 r32 walk"), (96, "walk"), (128, "r16 r32 walk")):
+            for config in configs.split():
+                yield Attention(precision, head_dim, 200, 190, ("causal",), config)
 
 
 @cache

@@ -19,21 +19,25 @@ Array = NDArray[Any]
 PRECISIONS = {
     "bf16": ("bfloat16", 4e-3),
     "f16": ("float16", 6e-4),
-    "mxfp8": ("bfloat16", 0.08),
-    "mxfp8_bf16": ("bfloat16", 0.06),
-    "nvfp4": ("bfloat16", 0.3),
-    "nvfp4_mxfp8": ("bfloat16", 0.2),
-    "fp8": ("float8_e4m3fn", 0.05),
+    "mxfp8": ("bfloat16", 0.06),
+    "mxfp8_bf16": ("bfloat16", 0.03),
+    "nvfp4": ("bfloat16", 0.2),
+    "nvfp4_mxfp8": ("bfloat16", 0.1),
+    "fp8": ("float8_e4m3fn", 0.04),
 }
 attention: Any = pysm120.attention
 
 
 def drawn(rng: np.random.Generator, precision: str, sizes: tuple[int, ...]) -> list[Array]:
-    """q, k and v of batch, rows, keys, heads, kv heads, head size."""
+    """q, k and v of batch, rows, keys, heads, kv heads, head size.
+
+    q has a standard deviation of 1/2. With 1, few keys have most of the weight in some rows, whose error is that of
+    these keys' scores: of 4,090 draws in nvfp4_mxfp8 one was 10 standard deviations from the mean.
+    """
     batch, rows, keys, heads, kv_heads, head_dim = sizes
     dtype = ALL_DTYPES[PRECISIONS[precision][0]]
     shapes = [(batch, rows, heads, head_dim)] + 2 * [(batch, keys, kv_heads, head_dim)]
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    return [(size * rng.standard_normal(shape)).astype(dtype) for size, shape in zip((0.5, 1, 1), shapes, strict=True)]
 
 
 def exact(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
@@ -60,7 +64,7 @@ def ends_of(keys: int, splits: int, tile: int) -> list[int]:
 SIZES = [
     (1, 77, 300, 2, 1, 64),
     (2, 200, 257, 2, 2, 128),
-    (16, 1, 640, 4, 2, 40),  # so many rows that one standard deviation is 5 % of the error
+    (16, 1, 640, 4, 2, 40),
     (1, 130, 193, 1, 1, 96),
     (1, 33, 191, 2, 2, 256),
 ]
