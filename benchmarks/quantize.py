@@ -25,7 +25,7 @@ import numpy as np
 
 import pysm120
 from pysm120.runtime.ffi import check, ffi, lib
-from pysm120.runtime.module import builtins
+from pysm120.runtime.module import Builtin, builtins
 
 SHAPES = [(4, 2048, 32, 128), (1, 16384, 32, 128)]
 DTYPES: dict[str, Any] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
@@ -35,12 +35,11 @@ NVFP4 |= {f"{name}_rows": options for name, options in NVFP4.items()}
 REPACK = {"repack_128x4": 5, "repack_64x4": 4}  # from linear; log2 of a quarter of the rows of a tile
 LAYOUTS = ["q_d128", "k_d128", "v_d128", "d", "rows", *NVFP4, *REPACK]
 TILE_ROWS, COLUMNS, BLOCK, NV_BLOCK = 64, 128, 32, 16
-NV_ROWS, NV_COLUMNS = 64, {4: 32, 2: 64}  # of a CTA of quantize_nvfp4 along rows, by the bytes of an element
 WARM_RUNS, RUN_SECONDS, L2_TIMES = 5, 0.0015, 4
 AHEAD_BYTES, AHEAD_COPIES, TRIALS = 1 << 30, 24, 6
 
 Call = Callable[[], object]
-Kernels = Mapping[str, tuple[Callable[..., object], int]]  # by entry: with its threads
+Kernels = Mapping[str, tuple[Callable[..., object], Builtin]]  # by entry
 
 
 class Figure(NamedTuple):
@@ -149,14 +148,15 @@ def written(layout: str, shape: tuple[int, int, int, int]) -> tuple[int, int]:
 
 def launches(
     device: pysm120.Device,
-    kernel: tuple[Callable[..., object], int],
+    kernel: tuple[Callable[..., object], Builtin],
     x: pysm120.Array,
     layout: str,
     shape: tuple[int, int, int, int],
 ) -> list[Call]:
     """Return launches on different parts of x, into buffers of their own."""
     batch, rows, heads, head_dim = shape
-    function, threads = kernel
+    function, record = kernel
+    threads = record.threads
     size = int(np.prod(shape))
     tiles = rows // TILE_ROWS
     grid = batch * heads * tiles * (head_dim // COLUMNS)
@@ -167,7 +167,7 @@ def launches(
         items = size // NV_BLOCK // 2  # a thread has blocks of two lines
         lines, length, grid = rows, head_dim, -(-items // threads)
         if layout.endswith("_rows"):
-            lines, length, grid = head_dim, rows, size // (NV_ROWS * NV_COLUMNS[x.itemsize])
+            lines, length, grid = head_dim, rows, size // (record.rows * record.columns)
         blocks = length // NV_BLOCK
         numbers.insert(0, np.uint64(0))  # the global scale is the number behind the others
         numbers += [np.uint32(n) for n in (items, heads, lines, length, blocks, lines, blocks, *NVFP4[layout])]
@@ -242,7 +242,7 @@ def show(figures: Sequence[Figure]) -> None:
 def library(device: pysm120.Device) -> Kernels:
     """Return the kernels inside the library."""
     kernels = device.builtin_kernels()
-    return {builtin.entry: (kernels[builtin.entry], builtin.threads) for builtin in builtins()}
+    return {builtin.entry: (kernels[builtin.entry], builtin) for builtin in builtins()}
 
 
 def main() -> None:
