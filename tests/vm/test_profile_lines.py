@@ -95,6 +95,20 @@ def test_ctas_of_a_multiprocessor_share_its_l1(device_name: str, options: str, c
     assert fill.global_first_lines == ctas * 256  # each CTA touches them for itself
 
 
+@pytest.mark.parametrize(("resident", "pending"), [(1, 0), (2, 1), (4, 3)])
+def test_what_earlier_ctas_asked_for_has_come(device_name: str, resident: int, pending: int) -> None:
+    """Of four CTAs that load the same lines, those that run beside the first one ask for them when it does.
+
+    A CTA that begins when another one has ended finds them in L1.
+    """
+    with pysm120.Device(f"{device_name}?multiprocessors=1&resident={resident}&l1=67584") as device:
+        x, module = device.zeros(64 * 512, np.uint32), device.load(CACHED)
+        with device.profile() as p:
+            module["cached"](4, WARP, np.uint64(-(-x.address // 2**15) * 2**15), np.uint32(16))
+    fill = statement(p, "ld.global.b32 t").counts
+    assert (fill.executed, fill.global_l2_accesses, fill.global_pending_accesses) == (64, 16, 16 * pending)
+
+
 @pytest.mark.parametrize(("text", "lines"), [("[global + 32]", 0), ("[global + 128]", 1), ("[global + 4096]", 2)])
 def test_a_cta_touches_a_line_first_once(device: pysm120.Device, text: str, lines: int) -> None:
     module = device.load(ACCESS.format(f"ld.global.b32 t0, [global];\nst.global.b32 {text}, t0;"))

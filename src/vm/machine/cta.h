@@ -76,6 +76,7 @@ struct warp {
         adjusted_pc;                   /* setmaxnreg: registers (0: unknown), a hash of those executed, the last */
     uint32_t touched;                  /* reuse.c: sectors of global memory */
     uint32_t stepped;                  /* profile.c: statements that it has executed */
+    uint64_t begun;                    /* profile.c: statements that earlier CTAs of its multiprocessor have executed */
     uint32_t cluster[2];               /* lanes that have arrived in an even or odd phase, and not waited for it */
     uint32_t meeting, met;             /* lanes that have met at several collectives; those that still have to execute
                                           theirs, before anything else runs */

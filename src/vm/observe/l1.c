@@ -36,7 +36,7 @@ static struct l1_line *place(struct l1 *l1, uint64_t owner, uint64_t line) {
     return oldest;
 }
 
-struct l1_found l1_load(struct l1 *l1, uint64_t owner, uint32_t statement, uint32_t mask, const uint64_t *address) {
+struct l1_found l1_load(struct l1 *l1, uint64_t owner, uint64_t statement, uint32_t mask, const uint64_t *address) {
     struct l1_found found = {0};
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
         const uint64_t at = address[lowest_bit(rest)];

@@ -209,6 +209,7 @@ struct profile_worker {
     uint64_t seen[TRAFFIC_COUNT]; /* worker.bytes when last read */
     uint64_t seen_flops;
     uint64_t pending[COUNTS]; /* counts of the current instruction, which may have to run again */
+    uint64_t owner, ended;    /* an L1, and the statement at which the last CTA that had it ended */
     struct l1 l1;
     struct first first;
 };
@@ -244,9 +245,8 @@ static bool is_divergent(const struct event *e) {
     return false;
 }
 
-/* Return the number of the L1 of an event's CTA: of its multiprocessor, or of its own. */
-static uint64_t owner_of(const struct event *e) {
-    const struct cta *const cta = e->warp->cta;
+/* Return the number of the L1 of a CTA: of its multiprocessor, or of its own. */
+static uint64_t owner_of(const struct cta *cta) {
     return cta->launch->resident != 0 ? cta->linear % cta->launch->multiprocessors : cta->linear;
 }
 
@@ -261,7 +261,8 @@ static uint32_t l2_sectors(struct profile_worker *own, const struct event *e, co
     if (!is_cached) {
         return touched;
     }
-    const struct l1_found found = l1_load(&own->l1, owner_of(e), e->warp->stepped, mask, address);
+    const uint64_t statement = e->warp->begun + e->warp->stepped;
+    const struct l1_found found = l1_load(&own->l1, owner_of(e->warp->cta), statement, mask, address);
     own->pending[COUNT_global_pending_accesses] += found.is_pending;
     return found.missing;
 }
@@ -292,7 +293,7 @@ static void add_side(struct profile_worker *own, const struct event *e, const st
         pending[COUNT_global_l2_accesses] += sectors != 0;
         pending[COUNT_global_l2_sectors] += sectors;
         const struct first_touches touched =
-            first_touch(&own->first, owner_of(e), e->warp->cta->linear, e->warp->stepped, global, address);
+            first_touch(&own->first, owner_of(e->warp->cta), e->warp->cta->linear, e->warp->stepped, global, address);
         pending[COUNT_global_first_lines] += touched.lines;
         pending[COUNT_global_first_accesses] += touched.pairs != 0;
         reuse_touch(e->warp->cta->launch->reuse, e->warp, e->pc, global, address);
@@ -303,9 +304,16 @@ static void add_side(struct profile_worker *own, const struct event *e, const st
     }
 }
 
+/* A CTA begins when the last one has ended that had its L1. */
 static bool start(struct cta *cta) {
+    struct profile_worker *const own = cta->warp[0].worker->profile;
+    if (own->owner != owner_of(cta)) {
+        own->owner = owner_of(cta);
+        own->ended = 0;
+    }
     for (uint32_t k = 0; k < cta->warps; ++k) {
         cta->warp[k].stepped = 0;
+        cta->warp[k].begun = own->ended;
     }
     reuse_start(cta);
     return true;
@@ -356,9 +364,14 @@ static void moved(struct warp *w, const struct async_op *op) {
 
 static void fail_without_memory(struct launch *launch);
 
-/* Keep how many instructions a CTA has executed. */
+/* Keep how many instructions a CTA has executed, and when it ended. */
 static void end(struct cta *cta) {
     struct launch *const launch = cta->launch;
+    struct profile_worker *const own = cta->warp[0].worker->profile;
+    for (uint32_t k = 0; k < cta->warps; ++k) {
+        const uint64_t ended = cta->warp[k].begun + cta->warp[k].stepped;
+        own->ended = own->owner == owner_of(cta) && ended > own->ended ? ended : own->ended;
+    }
     mutex_lock(&launch->device->counter_lock);
     struct profile *const profile = launch->profile;
     const struct profile_kernel *const kernel = find_table(profile, launch->function);
