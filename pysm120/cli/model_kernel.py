@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pysm120.machine_code import pipes, sass
 from pysm120.machine_code.cubin import Cubin
-from pysm120.model import coverage, files, memory, predict, roles, splits, validation
+from pysm120.model import coverage, files, local, memory, predict, roles, splits, validation
 from pysm120.model import problem as problems
 from pysm120.model import record as records
 from pysm120.model.chips import Chip
@@ -28,7 +28,6 @@ from pysm120.runtime.names import demangled
 INCOMPLETE = 3  # exit status: the prediction leaves out a part of the kernel, and says which
 _MOST_CTAS, _MOST_STAGES = 1 << 24, 1 << 10  # beyond these a prediction takes minutes
 _IDLE = 0.1  # most of the time in which an idle DRAM is busy
-_SPILLED = re.compile(r"\[R1(?:\+0x[0-9a-f]+)?\]$")  # the address of a spilled register
 _REPEATS = 2  # times that L2 gives the bytes of DRAM, above which L1 may matter
 _COPY_LOAD, _COPY_STORE = re.compile(r"UTMALDG|UBLKCP\.S\.G"), re.compile(r"UTMASTG|UBLKCP\.G\.S")
 _LOOP = re.compile(r"(0x[0-9a-f]+)=(\d+(?:\.\d+)?)$")
@@ -246,15 +245,16 @@ class Kernel:
         self._check_frame(model, self.file.image)
 
     def _check_frame(self, model: KernelModel, image: bytes) -> None:
-        """Note that the main loop spills more than L1 holds beside shared memory."""
+        """Note that the main loop spills more than L1 holds beside shared memory, where nobody has measured L2."""
+        if self.chip["l2_binds"]:
+            return
         entry, block, chip = Cubin(image).entry(model.function.name), self.arguments.block, self.chip
         threads = files.threads_of(image, model.function.name, triple(block, "--block") if block else None)
         shared = entry.static_shared_bytes + (number(self.arguments.shared, "--shared", least=0) or 0)
         left = round(model.slots * memory.l1_bytes(chip, model.slots, shared))
         around = (model.paths.sources[step.place] for step in model.paths.around)
-        spilled = {one.operands[1]: pipes.local_bytes(one) for one in around if one.base == "LDL"}
-        bytes_of_thread = sum(size for place, size in spilled.items() if _SPILLED.match(place))
-        frames = model.slots * threads * bytes_of_thread
+        words = {word for one in around if one.base == "LDL" for word in local.spilled(one)}
+        frames = model.slots * threads * local.WORD_BYTES * len(words)
         if frames > left:
             self.missing.append(
                 f"the main loop loads {frames:,} bytes of spilled registers on an SM, and L1 holds {left:,}: "

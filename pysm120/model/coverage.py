@@ -122,5 +122,7 @@ def _part(model: KernelModel, blocks: Sequence[int], count: float) -> Other:
     function = model.function
     code = [one for n in blocks for one in function.instructions[function.blocks[n].first : function.blocks[n].last]]
     warps = min(model.warps, max(1, round(abs(count))))
-    part = kernel_model.straight(model.chip, function, code, warps, model.slots, model.recording, repeats=True)
+    part = kernel_model.straight(
+        model.chip, function, code, warps, model.slots, model.recording, repeats=True, room=model.pipes.room
+    )
     return Other(code[0].address, count / warps, part)

@@ -11,6 +11,7 @@ from pysm120.machine_code.sass import Function, Instruction, Loop
 from pysm120.model import paths as warp_paths
 from pysm120.model.chips import Chip
 from pysm120.model.handovers import ByRules, Deed, Handovers, InTime
+from pysm120.model.local import Room
 from pysm120.model.mbarriers import NotUnderstoodError
 from pysm120.model.recorded import Recording
 from pysm120.model.simulator import Outcome, Simulator, StuckError
@@ -88,6 +89,7 @@ def build(
     recording: Recording | None = None,
     through: bool = False,
     in_time: bool = False,
+    room: Room | None = None,
 ) -> KernelModel:
     """Read a kernel.
 
@@ -114,11 +116,13 @@ def build(
         Lead the paths before and behind the main loop once through loops that they cannot go around.
     in_time : bool
         Every tile is there in time: the warps wait for no mbarrier.
+    room : Room, optional
+        What L1 and L2 hold of a warp's local memory. Default: all of it.
 
     """
     warps = warps or warp_paths.compute_warps(threads)
     if not function.loops or (recording and not recording.loop.blocks):  # none was executed
-        return _without_loop(chip, function, warps, slots, recording)
+        return _without_loop(chip, function, warps, slots, recording, room)
     loop = loop or function.main_loop()
 
     def ways_of(rounds: int, *, loads: bool, warp: int | None = None) -> list[list[Instruction]]:
@@ -135,7 +139,7 @@ def build(
         handovers = by_rules = ByRules(function, warps, around, load_before, load_around, stages, why=why)
     else:
         handovers, by_rules = found, None
-    pipes = _pipes(chip, function, recording, warps)
+    pipes = _pipes(chip, function, recording, warps, room)
 
     def model_of(handovers: Handovers) -> KernelModel:
         sources: list[Instruction] = []
@@ -197,11 +201,13 @@ def _beside(function: Function, loop: Loop, warps: int, recording: Recording | N
     return [path_of(warp) for warp in range(warps, warps + recording.beside)] if recording else []
 
 
-def _without_loop(chip: Chip, function: Function, warps: int, slots: int, recording: Recording | None) -> KernelModel:
+def _without_loop(
+    chip: Chip, function: Function, warps: int, slots: int, recording: Recording | None, room: Room | None
+) -> KernelModel:
     """Return the model of a kernel without a loop; some of its warps may have a longer path than others."""
     ways = [warp_paths.whole(function, _ran(recording, warp)) for warp in range(warps if recording else 1)]
     longest = [way for way in ways if way == ways[0]] if recording else ways * warps
-    model = straight(chip, function, ways[0], len(longest), slots, recording)
+    model = straight(chip, function, ways[0], len(longest), slots, recording, room=room)
     others = [model.pipes.steps(way, {}, model.paths.sources) for way in ways[len(longest) :]]
     return dataclasses.replace(model, paths=dataclasses.replace(model.paths, beside=others))
 
@@ -215,21 +221,22 @@ def straight(
     recording: Recording | None = None,
     *,
     repeats: bool = False,
+    room: Room | None = None,
 ) -> KernelModel:
     """Return the model of a path without hand-overs: executed once, or with ``repeats`` once in each round."""
-    pipes, sources = _pipes(chip, function, recording, warps), list[Instruction]()
+    pipes, sources = _pipes(chip, function, recording, warps, room), list[Instruction]()
     steps = pipes.steps(path, {}, sources)
     once, around = ([], steps) if repeats else (steps, [])
     paths = Paths(once, around, [], once, around, (), None, sources, None, (), ())
     return KernelModel(chip, function, warps, slots, paths, pipes, InTime(), recording)
 
 
-def _pipes(chip: Chip, function: Function, recording: Recording | None, warps: int) -> Pipes:
+def _pipes(chip: Chip, function: Function, recording: Recording | None, warps: int, room: Room | None = None) -> Pipes:
     """Return the pipes of a chip, with the recorded bank conflicts of a kernel."""
-    pipes = Pipes(chip, warps=warps)
+    pipes = Pipes(chip, warps=warps, room=room)
     if recording:
         rounds = recording.rounds if recording.loop.blocks else 0.0
-        pipes = Pipes(chip, recording.wavefronts, recording.sectors, recording.written, warps, rounds)
+        pipes = Pipes(chip, recording.wavefronts, recording.sectors, recording.written, warps, rounds, room)
     for one in function.instructions if recording else ():  # so that no later round needs another pipe
         pipes.number(chip.timing(pipe_table.class_of(one.opcode)).pipe)
     return pipes

@@ -6,9 +6,11 @@ import math
 import numpy as np
 
 from pysm120.model.chips import Chip
+from pysm120.model.local import LINE_BYTES, Room
 from pysm120.model.recorded import SECTOR_BYTES, Launch, lost
 
 _L1_BESIDE = 28 * 1024  # bytes of L1 that shared memory cannot have: of 256 KiB on Hopper, of 128 KiB on SM120
+_LANES = 32
 _SHARED = 48  # most times that L2 serves a byte which comes from DRAM each time that it is needed
 
 
@@ -56,6 +58,19 @@ def l1_bytes(chip: Chip, slots: int, shared_bytes: int) -> float:
     """Return the L1 that the resident CTAs of an SM, with an amount of shared memory each, leave to each of them."""
     taken = slots * (shared_bytes + int(chip["shared_bytes_reserved"]))
     return max(0, unified_bytes(chip) - taken) / slots
+
+
+def of_warp(chip: Chip, slots: int, shared_bytes: int, threads: int) -> Room | None:
+    """Return the lines of L1 and L2 for each warp of the resident CTAs, which have so many threads each.
+
+    None where nobody has measured what L2 takes: there L1 is taken to hold all of local memory, and to keep it.
+    """
+    if not chip["l2_binds"]:
+        return None
+    warps = -(-threads // _LANES)
+    of_l1 = l1_bytes(chip, slots, shared_bytes) / warps
+    of_l2 = float(chip["l2_bytes"]) / int(chip["sms"]) / slots / warps
+    return Room(int(of_l1 / LINE_BYTES), int(of_l2 / LINE_BYTES))
 
 
 def is_streamed(l2_bytes: float, dram_bytes: float) -> bool:

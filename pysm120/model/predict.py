@@ -315,6 +315,25 @@ def _requested(model: KernelModel, rounds: Sequence[float]) -> float:
     return (model.warps * once + beside) * len(rounds) + model.warps * each * sum(rounds)
 
 
+def _of_frames(model: KernelModel, rounds: Sequence[float]) -> tuple[float, float]:
+    """Return the bytes of local memory that the CTAs of a launch move from and to L2, and from and to DRAM."""
+    paths = model.paths
+
+    def of_l2(steps: Sequence[Step]) -> float:
+        kinds = {"load_local", "store_local"}
+        ones = ((step, pipes.class_of(paths.sources[step.place].opcode)) for step in steps)
+        return sum(step.loaded + step.stored for step, kind in ones if kind in kinds)
+
+    def of_dram(steps: Sequence[Step]) -> float:
+        return sum(step.spilled for step in steps)
+
+    def of_launch(count: Callable[[Sequence[Step]], float]) -> float:
+        once = model.warps * count([*paths.before, *paths.behind]) + sum(map(count, paths.beside))
+        return once * len(rounds) + model.warps * _of_round(model, count) * sum(rounds)
+
+    return of_launch(of_l2), of_launch(of_dram)
+
+
 def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
     """Return the bank conflicts of a launch as a share of its wavefronts of shared memory."""
     paths = model.paths
@@ -408,12 +427,16 @@ def predict(
     per_clock = 1e9 / (float(chip["mhz"]) * 1e6)  # bytes per clock at 1 GB/s
     besides = _besides(others, rounds)
     held = tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
-    dram = (held if dram_bytes is None else dram_bytes) + reread_bytes
+    frames_l2, frames_dram = (
+        max(0.0, sum(moved_))
+        for moved_ in zip(*(_of_frames(*launch) for launch in ((model, rounds), *besides)), strict=True)
+    )
+    dram = (held if dram_bytes is None else dram_bytes) + reread_bytes + frames_dram
     start = float(chip["launch_clocks"])
     stored = max(0.0, sum(stored_bytes(*launch) for launch in ((model, rounds), *besides)))
     dram_rate = chip.dram_bandwidth(min(1.0, stored / dram) if dram else 0.0)
     # A request for one sector keeps L2 as long as one for more.
-    asked = all_l2_bytes(model, rounds, others, requests=bool(chip["l2_binds"]))
+    asked = frames_l2 + all_l2_bytes(model, rounds, others, requests=bool(chip["l2_binds"]))
     l2_clocks, dram_clocks = (
         start + count / (rate * per_clock) if count else 0.0
         for count, rate in ((asked, chip.l2_limit), (dram, dram_rate))

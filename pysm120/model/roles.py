@@ -193,7 +193,9 @@ def others(model: KernelModel, main: Loop, rounds: float, stated: Mapping[int, f
             unknown.append(address)
         elif abs(total - base) > _LEAST:
             path = _round_of(model, loop)
-            part = kernel_model.straight(model.chip, function, path, warps, model.slots, recording, repeats=True)
+            part = kernel_model.straight(
+                model.chip, function, path, warps, model.slots, recording, repeats=True, room=model.pipes.room
+            )
             found.append(Other(address, total - base, part))
     return found, unknown
 

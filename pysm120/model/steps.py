@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pysm120.machine_code import pipes as pipe_table
 from pysm120.machine_code.sass import Instruction
 from pysm120.model import fetch as fetching
+from pysm120.model import local
 from pysm120.model import ports as port_table
 from pysm120.model.chips import Chip
 from pysm120.model.handovers import Deed, Filler, Ring
@@ -29,6 +30,7 @@ class Step(NamedTuple):
     ``place`` is the index of the instruction among the sources, ``line`` the index of its line of code.
     ``wavefronts``: passes over the data of shared memory and L1. ``added``: bytes that it adds to L2; ``loaded``,
     ``stored``: bytes that it loads from L2, without cp.async, or stores. A request of few bytes counts as more.
+    ``spilled``: bytes of local memory that DRAM reads or writes for it.
     ``written``: wavefronts of shared memory that the bytes of a cp.async take when they arrive; ``landing``: its
     latency until then.
     """
@@ -53,6 +55,7 @@ class Step(NamedTuple):
     stored: float = 0.0
     written: float = 0.0
     landing: int = 0
+    spilled: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +130,8 @@ class Pipes:
 
     ``wavefronts`` returns the wavefronts of shared memory of an instruction, ``sectors`` what an access of global
     memory touches, ``written`` the wavefronts that what a cp.async has copied takes; None if that is unknown.
-    ``warps``: of a CTA, which meet at its barriers, and at its end after ``rounds``.
+    ``warps``: of a CTA, which meet at its barriers, and at its end after ``rounds``. ``room``: that of a warp's local
+    memory; None: L1 holds all of it.
     """
 
     def __init__(
@@ -138,8 +142,10 @@ class Pipes:
         written: Callable[[Instruction], float | None] = lambda _: None,
         warps: int = 1,
         rounds: float = 0.0,
+        room: local.Room | None = None,
     ) -> None:
         self.chip, self.wavefronts, self.sectors, self.written = chip, wavefronts, sectors, written
+        self.room = room
         self.warps, self.at_end = warps, 1 / math.sqrt(1 + rounds)
         self.spread, self.share = (float(chip.values.get(name, 0.0)) for name in ("line_spread", "line_share"))
         # Of kernels with products: the share of lines that come from DRAM, 0 if unknown. Their loads wait for L2 in
@@ -173,6 +179,7 @@ class Pipes:
         places = {one.address: n for n, one in enumerate(sources)}
         steps = []
         last_barrier, (together, arrived) = _last_barrier(path), self._together(path)
+        of_frame = local.moved(path, self.room, self._touched) if self.room else {}
         for i, one in enumerate(path):
             # The guard is never true: the instruction is issued and does nothing.
             is_idle = one.predicate == "!PT"
@@ -193,6 +200,9 @@ class Pipes:
                 latency, loaded, stored = self.of_memory(
                     one, timing.latency, meets=i < last_barrier, lines=lines, has_arrived=i in arrived
                 )
+            spills = of_frame.get(i, local.Moved())
+            if spills.of_l2 or spills.stored:
+                latency, loaded, stored = self._of_frame(latency, spills)
             special, amount = _special(one)
             written, landing = 0.0, 0
             if special == "load":
@@ -224,6 +234,7 @@ class Pipes:
                     stored,
                     written,
                     landing,
+                    float(local.LINE_BYTES * (spills.of_dram + spills.written)),
                 )
             )
         return steps
@@ -254,6 +265,20 @@ class Pipes:
         if found is None:
             return float(_LANES * pipe_table.lane_bytes(one)) / fetching.LINE_BYTES
         return found.requests
+
+    def _touched(self, one: Instruction) -> float:
+        """Return the lines of global memory that an instruction takes from L2."""
+        kinds = {"load_global", "copy_async"}
+        return self._lines(one) if pipe_table.class_of(one.opcode) in kinds and one.predicate != "!PT" else 0.0
+
+    def _of_frame(self, latency: float, spills: local.Moved) -> tuple[float, float, float]:
+        """Return the latency of an access of local memory, and the bytes that it loads from L2 and stores."""
+        of_global, values = self.chip.timing("load_global").latency, self.chip.values
+        of_l2 = float(values.get("l2_latency", of_global))
+        of_dram = of_global if "l2_latency" in values else float(values.get("dram_latency", of_l2))
+        if spills.of_l2:
+            latency = of_dram if spills.of_dram else of_l2
+        return latency, local.LINE_BYTES * spills.of_l2, local.LINE_BYTES * spills.stored
 
     def l1_passes(self, one: Instruction) -> float:
         """Return the passes over the data of L1 that an access of global memory takes.
@@ -344,8 +369,7 @@ class Pipes:
 def _last_barrier(path: Sequence[Instruction]) -> int:
     """Return the index behind which no warp waits for others on a path; in a round, the next round has its barriers."""
     found = [i for i, one in enumerate(path) if _special(one)[0] == "barrier"]
-    is_round = bool(path) and path[-1].is_branch and path[-1].target == path[0].address
-    return len(path) if found and is_round else max(found, default=0)
+    return len(path) if found and local.is_round(path) else max(found, default=0)
 
 
 def added_bytes(one: Instruction) -> int:

@@ -134,5 +134,6 @@ def from_dram(chip: Chip, busy: float = 0.0, share: float = 0.0, *, some: bool =
     later = int(chip["async_latency"] + cold.latency - load.latency)
     values = {**chip.values, "async_latency": later, "line_spread": chip["dram_spread"], "line_share": share}
     values["l2_async_latency"] = chip["async_latency"]
-    values |= {"cold_share": share, "l2_latency": load.latency} if some else {}
+    values["l2_latency"] = load.latency
+    values |= {"cold_share": share} if some else {}
     return dataclasses.replace(chip, values=values, timings={**chip.timings, "load_global": cold})

@@ -135,11 +135,12 @@ def image_model(
     chip = chip.running(has_products=has_products)
     warps = warps_of(function, threads, recording) if warps_of else None
     loop = recording.loop if recording and recording.loop.blocks else None
+    room = memory.of_warp(chip, slots, shared, threads)
 
     def build(chip: Chip) -> KernelModel:
         return kernel_model.build(
             chip, function, threads, slots, loop=loop, warps=warps, stages=stages, stated=stated, recording=recording,
-            through=warps_of is not None, in_time=in_time,
+            through=warps_of is not None, in_time=in_time, room=room,
         )  # fmt: skip
 
     if not has_products:
