@@ -202,7 +202,7 @@ class Pipes:
                 )
             spills = of_frame.get(i, local.Moved())
             if spills.of_l2 or spills.stored:
-                latency, loaded, stored = self._of_frame(latency, spills)
+                latency, loaded, stored = self._of_frame(latency, spills, meets=i < last_barrier)
             special, amount = _special(one)
             written, landing = 0.0, 0
             if special == "load":
@@ -271,13 +271,16 @@ class Pipes:
         kinds = {"load_global", "copy_async"}
         return self._lines(one) if pipe_table.class_of(one.opcode) in kinds and one.predicate != "!PT" else 0.0
 
-    def _of_frame(self, latency: float, spills: local.Moved) -> tuple[float, float, float]:
-        """Return the latency of an access of local memory, and the bytes that it loads from L2 and stores."""
+    def _of_frame(self, latency: float, spills: local.Moved, *, meets: bool) -> tuple[float, float, float]:
+        """Return the latency of an access of local memory, and the bytes that it loads from L2 and stores.
+
+        ``meets``: as for ``of_memory``.
+        """
         of_global, values = self.chip.timing("load_global").latency, self.chip.values
         of_l2 = float(values.get("l2_latency", of_global))
         of_dram = of_global if "l2_latency" in values else float(values.get("dram_latency", of_l2))
         if spills.of_l2:
-            latency = of_dram if spills.of_dram else of_l2
+            latency = of_dram + self.late(spills.of_dram, meets=meets) if spills.of_dram else of_l2
         return latency, local.LINE_BYTES * spills.of_l2, local.LINE_BYTES * spills.stored
 
     def l1_passes(self, one: Instruction) -> float:

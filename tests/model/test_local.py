@@ -104,6 +104,9 @@ def test_steps_of_local_memory(h200: Chip) -> None:
     assert lost[4:] == [(of_dram, 128, 0, spilled) for *_, spilled in lost[4:]]
     assert sum(spilled for *_, spilled in lost) == 8 * 128  # each line is written once and read once
     assert steps(from_dram(h200), Room(3, 4)) == steps(h200, Room(3, 4))  # L2 has its own latency there too
+    pipes = Pipes(from_dram(h200, share=1.0), warps=4, room=Room(3, 3))  # which meet at the end of the CTA
+    latest = pipes.steps(code(*STORES, *LOADS), {}, [])[4].latency
+    assert latest == of_dram + 2 * int(h200["dram_spread"])  # the slowest of four lines
 
 
 # 64 sums that 24 registers cannot keep: each round loads most of them from local memory, and stores them there.
