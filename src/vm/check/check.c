@@ -176,9 +176,10 @@ static bool report_write(const struct access *a, const struct cell *c, uint32_t 
         const uint32_t from = c->agent - AGENT_COPY;
         fault_at(a->w, code, a->lane,
                  "%s of %u bytes at shared address 0x%x, which the cp.async of %s at %s fills; expected "
-                 "cp.async.wait_group by that warp%s first, in the lane that issued it (%u)",
+                 "cp.async.wait_group by that warp%s first, in the lane that issued it (%u)%s",
                  verb(a), a->bytes, address, check_warp(a->w, from).text, at.text,
-                 from == a->w->index ? "" : " and a barrier", c->lane);
+                 from == a->w->index ? "" : " and a barrier", c->lane,
+                 from == a->w->index ? "" : "; or a barrier before the cp.async, if that comes too early");
     } else {
         fault_at(a->w, code, a->lane,
                  "data race: %s of %u bytes at shared address 0x%x and a write by %s at %s; expected a barrier, an "

@@ -378,7 +378,13 @@ over:
     bar.sync 0;
 @p  ld.shared.v4.b32 {a, b, c, d}, [at];
 """,
-        ("read of 16 bytes", "the cp.async of warp 0 at broken.ptx:2", "by that warp and a barrier first", "warp 1"),
+        (
+            "read of 16 bytes",
+            "the cp.async of warp 0 at broken.ptx:2",
+            "by that warp and a barrier first",
+            "or a barrier before the cp.async, if that comes too early",
+            "warp 1",
+        ),
     ),
     planted(
         "a lane reads what its neighbour has copied and waited for",
