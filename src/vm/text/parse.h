@@ -1,4 +1,4 @@
-/* Shared declarations of the PTX parser: lexer.c, parser.c, operand.c, decode*.c. */
+/* Shared declarations of the PTX parser, by file. */
 #ifndef SM120_VM_PARSE_H
 #define SM120_VM_PARSE_H
 
@@ -280,20 +280,26 @@ bool parser_try(struct parser *p, void (*read)(struct parser *));
 /* Return zeroed memory: for the code of an entry while one is being decoded; that lives as long as the module. */
 void *parser_take(struct parser *p, size_t bytes);
 void *module_take(struct parser *p, size_t bytes);
+
+/* variables.c */
+enum type token_type(struct parser *p);
+void read_variables(struct parser *p, enum space space, bool is_extern);
+void declare_registers(struct parser *p);
+/* Return the bytes of an array whose [n] is read next, or of a single value. */
+uint64_t read_array(struct parser *p, enum type type);
 /* Read n> behind a name and <, of variables in memory. */
 uint64_t read_range(struct parser *p);
 struct range_name range_name(struct parser *p, const struct token *name, uint64_t element);
 
 /* parser.c */
-enum type token_type(struct parser *p);
 void read_block(struct parser *p);
+void read_directive(struct parser *p);
+void read_pragma(struct parser *p);
+
+/* entry.c */
 void read_performance(struct parser *p, struct CUfunc_st *f);
 /* Read the parameters and the body of an entry. NULL: it is a prototype. */
 struct CUfunc_st *read_entry(struct parser *p, const char *name);
-void read_variables(struct parser *p, enum space space, bool is_extern);
-void read_directive(struct parser *p);
-/* Return the bytes of an array whose [n] is read next, or of a single value. */
-uint64_t read_array(struct parser *p, enum type type);
 
 /* function.c */
 void read_function(struct parser *p, bool is_extern);
