@@ -1,4 +1,4 @@
-"""Mistakes in the templates of the backward pass and of decoding: edits of a text, each of which tests must find.
+"""Mistakes in the templates of kernels: edits of a text, each of which tests must find.
 
 plant_mutants.py plants them. A survivor needs a test; a mutant that changes no result needs none and does not belong
 here, for example:
@@ -59,6 +59,7 @@ DECODE, SPANS = (f"ptx/attention_kv_cache/{name}.ptx" for name in ("attention_kv
 CACHE, PART, SCALES, SLOTS, ROTARY = (
     f"ptx/parts/{name}.ptx" for name in ("cache", "cache_part", "cache_scales", "kv_slots", "rotary")
 )
+WALK, NEXT_Q_TILE, NVFP4 = "ptx/attention/bf16_f16_walk.ptx", "ptx/parts/next_q_tile.ptx", "ptx/quantize/nvfp4.ptx"
 APPEND, GATHER, MERGE = "ptx/kv_cache/append.ptx", "ptx/kv_cache/gather.ptx", "ptx/merge_states/merge_states.ptx"
 
 SHAPES, ORDER, FEATURES, RINGS, SPLITS, VALUES, PLACES = (
@@ -69,6 +70,7 @@ IN_ANY_ORDER = f"{SHAPES}::test_every_order_of_ctas"
 IN_MXFP8, FEATURES_IN_MXFP8 = "test_attention_backward_mxfp8.py", "test_attention_backward_mxfp8_features.py"
 FROM_CACHE, NARROW, CHUNKS = (f"test_attention_kv_cache{name}.py" for name in ("", "_narrow", "_chunks"))
 
+IN_16_BITS = "not mx and not nv and not fp8"  # of test_attention_walk.py
 NEW_LENGTHS, ROTATED = ((f"test_kv_cache_append.py::{test}",) for test in ("test_new_lengths", "test_rotary"))
 
 OPERATIONS = {
@@ -91,6 +93,8 @@ OPERATIONS = {
     "append": Operation((APPEND,), ("test_kv_cache_append.py",)),
     "gather": Operation((GATHER,), ("test_kv_cache_gather.py",)),
     "merge_states": Operation((MERGE,), ("test_merge_states.py",)),
+    "walk": Operation((WALK,), ("test_attention_walk.py",)),
+    "quantize_nvfp4": Operation((NVFP4,), ("test_quantize_nvfp4.py",)),
 }
 
 _BACKWARD = [
@@ -493,4 +497,38 @@ _CACHE = [
            '#     reduce("max.NaN.f32", "most", "other")', ""),
 ]  # fmt: skip
 
-MUTANTS = [*_BACKWARD, *_BACKWARD_MXFP8, *_CACHE]
+_WALK = [
+    Mutant("walk", "Q is copied over rows that warps still read", WALK, '#         wait("full_q", "to")\n', "", only=IN_16_BITS),
+    Mutant("walk", "the rows of the Q tile before count as those of this one", WALK, "xor.b32                 to, to, 1;", "", only=IN_16_BITS),
+    Mutant("walk", "Q of every Q tile is waited for in phase 0", WALK,
+           '#         parity_of("u", "q_place")', "    mov.u32                 u, 0;", only=IN_16_BITS),
+    Mutant("walk", "Q is read before it has arrived", WALK, '#     wait("t", "u")\n', "", only=IN_16_BITS),
+    Mutant("walk", "Q has the batch and head of K", WALK, "{batch, head}, [${at_its_place(8)}];", "{batch, head}, [${at_its_place(16)}];", only=IN_16_BITS),
+    Mutant("walk", "the place of the next Q tile is read before it is written", NEXT_Q_TILE,
+           '#     wait("t", "parity")\n#     next_place("q_place")', '#     next_place("q_place")', only=IN_16_BITS),
+    Mutant("walk", "a Q tile may have a single tile of keys", NEXT_Q_TILE, "return max(ASKS_BEFORE, STAGES - lead())", "return 1", only=IN_16_BITS),
+    Mutant("walk", "the answer of the Q tile before is taken", NEXT_Q_TILE,
+           '#     wait("t", "parity")\n    }\n    ld.shared.b128', "    }\n    ld.shared.b128", only=IN_16_BITS),
+    Mutant("walk", "a CTA does not go on", NEXT_Q_TILE, "setp.ne.s32             more, t, ${NO_ROW};", "setp.lt.s32             more, t, ${NO_ROW};", only=IN_16_BITS),
+]  # fmt: skip
+
+_QUANTIZE = [
+    Mutant("quantize_nvfp4", "the scales of a thread's next lines lie as in tiles", NVFP4,
+           "selp.b32                index, t, index, is_linear;", ""),
+    Mutant("quantize_nvfp4", "a quarter of a tile has eight columns", NVFP4,
+           "shl.b32                 index, index, 2;", "shl.b32                 index, index, 3;"),
+    Mutant("quantize_nvfp4", "the next block of a warp is one block late", NVFP4, "${BLOCK * (WARPS - 1)};", "${BLOCK * WARPS};"),
+    Mutant("quantize_nvfp4", "the next block of a warp has rows behind the last one", NVFP4,
+           "sub.s32                 left, left, ${BLOCK * WARPS};", ""),
+    Mutant("quantize_nvfp4", "a block that lacks a row counts as whole", NVFP4,
+           "is_linear, left, ${BLOCK}, is_there;", "is_linear, left, ${BLOCK - 1}, is_there;"),
+    Mutant("quantize_nvfp4", "two columns have the largest magnitude of the first", NVFP4,
+           "mov.b32                 most, both;", "shl.b32                 most, both, 16;"),
+    Mutant("quantize_nvfp4", "the largest magnitude lacks a word", FORMATS, "for word in words[2:]:\n    max.NaN", "for word in words[3:]:\n    max.NaN"),
+    Mutant("quantize_nvfp4", "blocks leave before other warps have written them", NVFP4, "bar.sync                0;", ""),
+    Mutant("quantize_nvfp4", "a line's neighbour has its place in linear scales", NVFP4,
+           "selp.b32                t, padded_blocks, 16, is_linear;\n    cvt.u64.u32             scales_apart, t;",
+           "mov.u32                 t, padded_blocks;\n    cvt.u64.u32             scales_apart, t;"),
+]  # fmt: skip
+
+MUTANTS = [*_BACKWARD, *_BACKWARD_MXFP8, *_CACHE, *_WALK, *_QUANTIZE]
