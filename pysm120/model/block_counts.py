@@ -48,6 +48,10 @@ def blocks(function: Function, executed: Mapping[int, int], single: Collection[i
     ptxas moves statements of a branch's arm into the block before it, where they may outnumber its own. A barrier
     without a guard does not move: where a block has some, they alone say how often it ran.
 
+    ptxas also turns an arm into guarded instructions of the block around it. They are issued in every pass, but their
+    statements ran only where the arm was taken. So statements whose instructions are all guarded say nothing, if the
+    block has others of its own.
+
     ptxas moves statements of a loop before it, too. So what only leads to a loop, and what is in no loop, says nothing
     where its statements ran more often than it can have.
 
@@ -110,16 +114,18 @@ def _raise_to_neighbours(function: Function, executed: Mapping[int, int], told: 
 def _told(function: Function, executed: Mapping[int, int], single: Collection[int]) -> dict[int, int]:
     """Return how often blocks ran, by what their own statements say."""
     found, starts = {}, sorted(executed)
-    for n, rows in own_rows(function, executed).items():
-        if not rows:
+    for n, own in own_rows(function, executed).items():
+        if not own:
             continue
         block = function.blocks[n]
         code = function.instructions[block.first : block.last]
         fixed = Counter(row_of(starts, one) for one in code if one.base == "BAR" and not one.predicate)
-        told = Counter(executed[row] // fixed[row] for row in set(rows) if fixed[row])
+        told = Counter(executed[row] // fixed[row] for row in set(own) if fixed[row])
         if told:
             found[n] = told.most_common(1)[0][0]
             continue
+        always = {row_of(starts, one) for one in code if not one.predicate}
+        rows = [row for row in own if row in always] or own
         counts = Counter(executed[row] for row in rows)
         count = counts.most_common(1)[0][0]
         copies = copies_of(starts, code)

@@ -207,7 +207,8 @@ def _without_loop(
     """Return the model of a kernel without a loop; some of its warps may have a longer path than others."""
     ways = [warp_paths.whole(function, _ran(recording, warp)) for warp in range(warps if recording else 1)]
     longest = [way for way in ways if way == ways[0]] if recording else ways * warps
-    model = straight(chip, function, ways[0], len(longest), slots, recording, room=room)
+    ran = Counter(one.address for way in ways for one in way) if recording else None
+    model = straight(chip, function, ways[0], len(longest), slots, recording, room=room, ran=ran)
     others = [model.pipes.steps(way, {}, model.paths.sources) for way in ways[len(longest) :]]
     return dataclasses.replace(model, paths=dataclasses.replace(model.paths, beside=others))
 
@@ -222,9 +223,14 @@ def straight(
     *,
     repeats: bool = False,
     room: Room | None = None,
+    ran: Mapping[int, int] | None = None,
 ) -> KernelModel:
-    """Return the model of a path without hand-overs: executed once, or with ``repeats`` once in each round."""
+    """Return the model of a path without hand-overs: executed once, or with ``repeats`` once in each round.
+
+    ``ran``: the warps of a CTA that execute each instruction, by address. Default: ``warps``.
+    """
     pipes, sources = _pipes(chip, function, recording, warps, room), list[Instruction]()
+    pipes.ran = ran or {}
     steps = pipes.steps(path, {}, sources)
     once, around = ([], steps) if repeats else (steps, [])
     paths = Paths(once, around, [], once, around, (), None, sources, None, (), ())

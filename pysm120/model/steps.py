@@ -131,7 +131,7 @@ class Pipes:
     ``wavefronts`` returns the wavefronts of shared memory of an instruction, ``sectors`` what an access of global
     memory touches, ``written`` the wavefronts that what a cp.async has copied takes; None if that is unknown.
     ``warps``: of a CTA, which meet at its barriers, and at its end after ``rounds``. ``room``: that of a warp's local
-    memory; None: L1 holds all of it.
+    memory; None: L1 holds all of it. ``ran``: the warps that execute an instruction, by address, where they are others.
     """
 
     def __init__(
@@ -147,6 +147,7 @@ class Pipes:
         self.chip, self.wavefronts, self.sectors, self.written = chip, wavefronts, sectors, written
         self.room = room
         self.warps, self.at_end = warps, 1 / math.sqrt(1 + rounds)
+        self.ran: Mapping[int, int] = {}
         self.spread, self.share = (float(chip.values.get(name, 0.0)) for name in ("line_spread", "line_share"))
         # Of kernels with products: the share of lines that come from DRAM, 0 if unknown. Their loads wait for L2 in
         # the simulation, and not for the slowest of several loads.
@@ -311,22 +312,23 @@ class Pipes:
             return self.chip.timing("atomic_global").latency, 0.0, 0.0
         if kind not in {"load_global", "store_global"}:
             return latency, 0.0, 0.0
-        found = self.sectors(one)
+        found, warps = self.sectors(one), self.ran.get(one.address, self.warps)
         if found is None:
             moved = float(_LANES * pipe_table.lane_bytes(one))
             if kind == "store_global":
                 return latency, 0.0, moved
-            return self._cold(latency, moved / fetching.LINE_BYTES, lines, 1.0, meets=meets), moved, 0.0
+            lines_ = moved / fetching.LINE_BYTES
+            return self._cold(latency, lines_, lines, 1.0, meets=meets, warps=warps), moved, 0.0
         if kind == "store_global":
             return latency, 0.0, max(SECTOR_BYTES * found.touched, self.store_request * found.lines)
         of_l1 = self.chip.timing("load_local").latency
         own = found.requests / found.missed if found.missed else 0.0
-        latency = self._cold(latency, own, lines, self._first(one, found), meets=meets)
+        latency = self._cold(latency, own, lines, self._first(one, found), meets=meets, warps=warps)
         # What is on its way comes no sooner than from L2.
         waits = found.missed + (0.0 if has_arrived else found.pending)
         return of_l1 + waits * (latency - of_l1), self.requested(found), 0.0
 
-    def _cold(self, latency: float, own: float, lines: float, first: float, *, meets: bool) -> float:
+    def _cold(self, latency: float, own: float, lines: float, first: float, *, meets: bool, warps: int) -> float:
         """Return the latency of a load that misses L1, from that of one line.
 
         ``own``: its lines; ``lines``: those of all loads that the warp waits for together. ``first``: the share of what
@@ -335,11 +337,11 @@ class Pipes:
         """
         lines = max(lines, own)
         if self.cold_share is None:
-            return latency + self.late(lines, meets=meets)
+            return latency + self.late(lines, meets=meets, warps=warps)
         of_l2 = float(self.chip.values["l2_latency"])
         share = min(1.0, self.cold_share / first) if first else 0.0
         one_is_cold = 1 - math.pow(1 - share, lines) if self.cold_share else 1.0
-        return of_l2 + (latency - of_l2) * one_is_cold * first + self.late(own, meets=meets)
+        return of_l2 + (latency - of_l2) * one_is_cold * first + self.late(own, meets=meets, warps=warps)
 
     def at_first(self, one: Instruction, found: Sectors | None, name: str) -> float:
         """Return a latency of the chip for an access: of DRAM for what its CTA touches first, else of L2.
@@ -358,14 +360,17 @@ class Pipes:
         """
         return found.first if _WHOLE_LINES.search(one.opcode) else found.cold
 
-    def late(self, lines: float, *, meets: bool) -> float:
+    def late(self, lines: float, *, meets: bool, warps: int | None = None) -> float:
         """Return by how much the slowest of a load's lines is later than one alone.
 
         It grows with each doubling of the number of lines that come from DRAM. Warps that meet wait for the slowest
         line of all of them. Other warps only meet at the end of the CTA, which keeps its place until the slowest has
         ended. They are apart then by the sum of their rounds, which spreads by the square root of the rounds.
+
+        ``warps``: those of the CTA that execute the load. Default: all that are simulated on this path.
         """
-        own, of_all = (math.log2(max(1.0, self.share * n)) for n in (lines, lines * self.warps))
+        executing = self.warps if warps is None else warps
+        own, of_all = (math.log2(max(1.0, self.share * n)) for n in (lines, lines * executing))
         return self.spread * (own + (1.0 if meets else self.at_end) * (of_all - own))
 
 

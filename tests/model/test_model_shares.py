@@ -6,7 +6,7 @@ import pytest
 from sass_text import Op, of_lines
 
 from pysm120.machine_code import sass
-from pysm120.model import chips, kernel_model, paths, predict, roles
+from pysm120.model import chips, kernel_model, paths, predict, roles, streams
 from pysm120.model.chips import Chip
 from pysm120.model.predict import _spread
 from pysm120.model.recorded import Launch, Recording, Sectors
@@ -73,6 +73,25 @@ def test_warps_without_a_loop_take_the_blocks_that_they_ran(h100: Chip) -> None:
     model = kernel_model.build(h100, function, 128, 1, recording=recording)
     assert (model.warps, [len(way) for way in model.paths.beside]) == (1, [2, 2, 2])
     assert model.run([0], 1).issued == 68 + 3 * 2  # the second barrier does not wait for warps that have ended
+
+
+def test_warps_on_shorter_paths_have_the_slowest_line_of_all_that_load(h100: Chip) -> None:
+    """Each of four warps loads two lines in front of the barrier, and one of them two others behind it."""
+    load = Op("LDG.E R4, [R8.64]", writes=0)
+    behind = dataclasses.replace(load, text="LDG.E R5, [R8.64]")
+    code = [
+        (10, load),
+        (10, dataclasses.replace(BARRIER, waits=1)),
+        (10, Op("@P1 EXIT")),
+        (20, behind),
+        (20, Op("EXIT")),
+    ]
+    recording = roles.recording(function := of_lines(code), Launch({10: 32, 20: 8}, 8, 1.0), 128)
+    model = kernel_model.build(streams.from_dram(h100, share=1), function, 128, 1, recording=recording)
+    assert (model.warps, len(model.paths.beside)) == (1, 3)
+    loads = [step for step in model.paths.before if step.writes == 0]
+    assert loads[0].latency - loads[1].latency == 2 * int(h100["dram_spread"]), "two doublings, from 2 lines to 8"
+    assert model.paths.beside[0][0].latency == loads[0].latency
 
 
 def test_ctas_that_leave_are_spread_over_the_launch(h100: Chip) -> None:

@@ -69,6 +69,24 @@ def test_a_barrier_says_how_often_a_block_ran_with_more_code_of_an_arm() -> None
     assert list(block_counts.blocks(of_lines(guarded), executed_elsewhere).values()) == [0, 0, 0]
 
 
+def test_guarded_instructions_do_not_say_how_often_a_block_ran() -> None:
+    """Most statements of a block may come from an arm whose branch ptxas turned into guards."""
+    arm = [(line, Op(f"@P0 MOV R{line}, R3")) for line in (30, 31, 32)]
+    code = [
+        (10, Op("MOV R1, RZ")),
+        (20, Op("ISETP.NE.AND P0, PT, R0, RZ, PT", label=".L_x_1")),
+        *arm,
+        (33, Op("FADD R8, R2, R3")),  # with one instruction that always runs, and one that is guarded
+        (33, Op("@P0 FADD R9, R8, R3")),
+        (40, Op("@P2 BRA `(.L_x_1)")),
+        (50, Op("EXIT")),
+    ]
+    executed = {10: 6, 20: 48, 30: 12, 31: 12, 32: 12, 33: 48, 40: 48, 50: 6}
+    assert block_counts.blocks(of_lines(code), executed) == {0: 6, 1: 48, 2: 6}
+    only_guarded = [code[0], (20, Op("@P0 MOV R20, R3", label=".L_x_1")), *arm, *code[-2:]]  # then most of these say it
+    assert block_counts.blocks(of_lines(only_guarded), {**executed, 20: 12, 40: 12}) == {0: 6, 1: 12, 2: 6}
+
+
 def test_a_block_runs_at_least_as_often_as_what_leads_to_it_alone() -> None:
     """Most statements of a block may come from an arm behind it, which ran less often, and say too little."""
     arm = [(30, Op("FADD R2, R2, R3")), (31, Op("FADD R4, R2, R3")), (32, Op("FADD R5, R4, R3"))]
