@@ -555,7 +555,8 @@ typedef struct sm120_simulated_step {
     int32_t stall;              /* until the warp's next instruction, at least 1 */
     int32_t waits;              /* mask of the warp's six barriers for which it waits */
     int32_t writes, reads;      /* barrier that its result, and that its last read, releases; -1: none */
-    int32_t ring, ahead;        /* ring of its phase, and how many phases that is ahead of the warp's round */
+    int32_t ring, ahead;        /* ring of its phase, and how many phases that is ahead of the warp's round; of a
+                                   barrier of some warps, ring is its number, 0: unknown */
     int32_t line;               /* of code */
     int32_t place;              /* the row of `stalls` to which its waits are added */
 } sm120_simulated_step;

@@ -12,7 +12,7 @@ from pysm120.model import paths as warp_paths
 from pysm120.model.chips import Chip
 from pysm120.model.handovers import ByRules, Deed, Handovers, InTime
 from pysm120.model.local import Room
-from pysm120.model.mbarriers import NotUnderstoodError
+from pysm120.model.mbarriers import NotUnderstoodError, Recorded
 from pysm120.model.recorded import Recording
 from pysm120.model.simulator import Outcome, Simulator, StuckError
 from pysm120.model.steps import Paths, Pipes, Step
@@ -132,7 +132,7 @@ def build(
     load_around = most_frequent(ways_of(TYPICAL, loads=True))
     before, load_before, behind, load_behind = _outside(function, loop, warps, recording, through=through)
     between = warp_paths.between(function, loop, before, behind)
-    found = _handovers_of(recording, stages, (before, load_before), ways_of)
+    found = _handovers_of(recording, stages, (before, load_before, behind), ways_of)
     handovers: Handovers
     if isinstance(found, str) or in_time:
         why = found if isinstance(found, str) else ""
@@ -157,15 +157,16 @@ def build(
         @cache
         def ways(rounds: int, loads: bool, warp: int | None) -> list[list[Step]]:  # noqa: FBT001 - as Paths.ways
             common = ways_of(rounds, loads=False, warp=warp)
-            return list(map(steps_around, ways_of(rounds, loads=loads, warp=warp), common))
+            own = ways_of(rounds, loads=loads, warp=warp)
+            return list(map(steps, own, _deeds_of(handovers, own, common, warp)))
 
-        first = handovers.before()
+        first, last = handovers.before(), _last_deeds(handovers, behind, recording)
         paths = Paths(
-            steps(before, first), steps_around(around, around), steps(behind, {}), steps(load_before, first),
+            steps(before, first), steps_around(around, around), steps(behind, last), steps(load_before, first),
             steps_around(load_around, around), handovers.rings, handovers.filler, sources,
             ways if recording else None, handovers.loaders, handovers.starters, handovers.turns,
             [pipes.steps(path, {}, sources) for path in _beside(function, loop, warps, recording)],
-            steps(load_behind, {}), steps(between, first), has_roles=bool(recording and recording.roles),
+            steps(load_behind, last), steps(between, first), has_roles=bool(recording and recording.roles),
         )  # fmt: skip
         return KernelModel(chip, function, warps, slots, paths, pipes, handovers, recording, loop)
 
@@ -173,6 +174,21 @@ def build(
     if by_rules and by_rules.rings and (in_time or not _goes(model)):
         model = model_of(InTime(by_rules))
     return _with_roles_that_meet(model)
+
+
+def _deeds_of(
+    handovers: Handovers, own: list[list[Instruction]], common: list[list[Instruction]], warp: int | None
+) -> list[dict[int, Deed]]:
+    """Return the actions in each round, by address; ``warp``: of this warp, if warps have roles."""
+    if warp is not None and isinstance(handovers, Recorded):
+        return [handovers.in_round(way, n) | handovers.meetings(way, warp) for n, way in enumerate(own)]
+    return [handovers.around(*pair) for pair in zip(own, common, strict=True)]
+
+
+def _last_deeds(handovers: Handovers, behind: list[Instruction], recording: Recording | None) -> dict[int, Deed]:
+    """Return the actions behind the main loop, by address, if warps have roles."""
+    has_roles = isinstance(handovers, Recorded) and recording and recording.roles
+    return handovers.behind(behind) if isinstance(handovers, Recorded) and has_roles else {}
 
 
 def _outside(
@@ -183,6 +199,9 @@ def _outside(
     The recorded paths are those of one of the middle warps and of the first one; without, loaders go where copies are.
     """
     before, load_before = (warp_paths.before(function, loop, loads=loads, through=through) for loads in (False, True))
+    if recording and recording.outside:
+        first, middle = (_walked(function, loop, recording.outside, warp) for warp in (0, warps // 2 - 1))
+        return middle[0] or before, first[0] or load_before, middle[1], first[1]
     behind = warp_paths.behind(function, loop, through=through)
     if not through or recording is None:
         return before, load_before, behind, behind
@@ -190,6 +209,14 @@ def _outside(
         warp_paths.recorded(function, loop, partial(recording.passed, warp=warp)) for warp in (0, warps // 2)
     )
     return middle[0] or before, first[0] or load_before, middle[1] or behind, first[1] or behind
+
+
+def _walked(function: Function, loop: Loop, seen: Recording, warp: int) -> tuple[list[Instruction], list[Instruction]]:
+    """Return the path of a warp to the main loop, and that from it to the end."""
+    out = [s for b in loop.blocks for s in function.blocks[b].successors if s not in loop.blocks]
+    ends = {b for b, block in enumerate(function.blocks) if not block.successors}
+    before = warp_paths.walked(function, [0], {loop.header}, seen.went, warp)
+    return before, warp_paths.walked(function, out, ends, seen.went, warp)
 
 
 def _beside(function: Function, loop: Loop, warps: int, recording: Recording | None) -> list[list[Instruction]]:
@@ -272,27 +299,49 @@ def _goes(model: KernelModel) -> bool:
 def _handovers_of(
     recording: Recording | None,
     stages: int | None,
-    before: tuple[list[Instruction], list[Instruction]],
+    outside: tuple[list[Instruction], list[Instruction], list[Instruction]],
     ways_of: Callable[..., list[list[Instruction]]],
 ) -> Handovers | str:
     """Return the recorded hand-overs if the simulated paths agree with them; else the reason to use the rules.
 
-    ``before``: the paths to the main loop; the second one is that of the producer warps.
+    ``outside``: the paths to the main loop, of which the second one is that of the producer warps, and the path behind.
     """
     if stages is not None:
         return "--stages says how many tiles are under way"
     if recording is None or recording.handovers is None:
         return recording.why_not if recording else "nothing was recorded"
     found = recording.handovers
-    common = ways_of(found.rounds, loads=False)
     try:
-        for loads, first in zip((False, True), before, strict=True):
-            ways = ways_of(found.rounds, loads=loads)
-            deeds = [_in_order(found.around(*pair), pair[0]) for pair in zip(ways, common, strict=True)]
-            found.require(loads, _in_order(found.before(), first), deeds)
+        if recording.roles:
+            _require_roles(found, outside, ways_of)
+        else:
+            _require(found, outside[:2], ways_of)
     except NotUnderstoodError as error:
         return str(error)
     return found
+
+
+def _require(
+    found: Recorded, before: tuple[list[Instruction], ...], ways_of: Callable[..., list[list[Instruction]]]
+) -> None:
+    """Raise if the simulated paths do not agree with recorded hand-overs."""
+    common = ways_of(found.rounds, loads=False)
+    for loads, first in zip((False, True), before, strict=True):
+        ways = ways_of(found.rounds, loads=loads)
+        deeds = [_in_order(found.around(*pair), pair[0]) for pair in zip(ways, common, strict=True)]
+        found.require(loads, _in_order(found.before(), first), deeds)
+
+
+def _require_roles(
+    found: Recorded, outside: tuple[list[Instruction], ...], ways_of: Callable[..., list[list[Instruction]]]
+) -> None:
+    """Raise if the simulated path of a warp does not agree with what it was seen to do."""
+    last = _in_order(found.behind(outside[2]), outside[2])
+    for warp in sorted(found.computing):
+        ways = ways_of(found.rounds, loads=warp in found.loaders, warp=warp)
+        deeds = [_in_order(found.in_round(way, n), way) for n, way in enumerate(ways)]
+        first = _in_order(found.before(), outside[warp in found.starters])
+        found.require_of({warp}, first, [*deeds, last])
 
 
 def loads_and_waits(function: Function, loop: Loop) -> bool:

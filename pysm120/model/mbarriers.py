@@ -3,6 +3,8 @@
 The recording has every statement about an mbarrier in the order of execution, with the round of the main loop of its
 warp. From it follow: which mbarriers form a ring, the phase of each statement (rounds ahead), the arrivals and copies
 that end a phase, and the producer warps. Kernels that use mbarriers in other patterns are not supported.
+
+It has bar.sync and bar.arrive, too: where warps have roles, the number of such a barrier may depend on the warp.
 """
 
 import re
@@ -27,7 +29,12 @@ _KINDS = (
     (r"mbarrier\.(try|test)_wait\.parity\.", "wait"),
     (r"cp\.async\.bulk\.(?!commit|wait|prefetch)(?!.*bulk_group)", "copy"),
     (r"mbarrier\.|cp\.async\.mbarrier\.", "other"),
+    (r"(bar|barrier)\.(cta\.)?sync\b", "meet"),
+    (r"(bar|barrier)\.(cta\.)?arrive\b", "reach"),
 )
+_MEETINGS = {"meet": "barrier", "reach": "reach"}  # the actions of the simulator
+_OPERANDS = re.compile(r"[\s,]+")
+_LANES = 32
 _LAST = re.compile(r".*\][^\]]*?,\s*([\w.$%]+)\s*$")  # the operand after the last address
 
 
@@ -39,7 +46,8 @@ class Seen(NamedTuple):
     """The statement of line ``row`` that a warp executed in a round; the round is -1 before the first.
 
     ``amount``: the expected arrivals of an init, or the arrivals of an arrive. ``announced``: bytes, also of an expect.
-    ``parity``: the parity that a wait is for. ``met``: whether the wait was met.
+    ``parity``: the parity that a wait is for. ``met``: whether the wait was met. Of a bar.sync or bar.arrive,
+    ``address`` is the number of the barrier, and ``amount`` its threads, 0 for all.
     """
 
     warp: int
@@ -95,6 +103,10 @@ def watching(device: Device, entry: str, marker: int) -> Iterator[list[Seen]]:
 def _seen(step: watch.Step, row: int, at: int, kind: str) -> Seen:
     """Return the record of a step."""
     source, lanes = step.instruction.text, watch.lanes_of(step.mask)
+    if kind in _MEETINGS:
+        words = _OPERANDS.split(source.split(maxsplit=1)[1].strip().removesuffix(";").strip())
+        barrier, *threads = (_value(step, word, lanes[0]) or 0 for word in words)
+        return Seen(step.warp, row, at, kind, barrier, amount=threads[0] if threads else 0)
     found = [values for _, values in addresses(step)]
     if kind == "other" or not found or len({int(found[-1][lane]) for lane in lanes}) > 1:
         message = f"line {row} of the PTX, {source!r}, is not simulated"
@@ -165,10 +177,20 @@ class _Ledger:
             number = self._announced[one.address]
             self.copies[one.address, number] += 1
         else:
-            parity, number = self._waited.get((one.warp, one.address), (one.parity, -one.parity))
+            parity, number = self._waited.get((one.warp, one.address), (one.parity, self._first_awaited(one)))
             number += parity != one.parity
             self._waited[one.warp, one.address] = one.parity, number
         return number
+
+    def _first_awaited(self, one: Seen) -> int:
+        """Return the phase of a warp's first wait for an mbarrier: phase 0 or the one before, if copies end its phases.
+
+        Arrivals alone are seen in order: then it is the phase that has not ended, or the last one that has.
+        """
+        if one.address in self._announced:
+            return -one.parity
+        number = self.arrivals[one.address] // self.expected[one.address]
+        return number - ((number ^ one.parity) & 1)
 
     def _announce(self, one: Seen, number: int) -> None:
         """Add the bytes that a statement announces to a phase."""
@@ -193,6 +215,8 @@ class Recorded:
         The action of each statement of the PTX on an mbarrier, by the line at which it begins.
     seen : iterable of Seen
         The statements that the warps of a CTA executed.
+    has_roles : bool
+        Whether warps have roles in the main loop. Then one may load before it and another one in it.
 
     """
 
@@ -203,15 +227,21 @@ class Recorded:
     starters: frozenset[int]
     turns: Sequence[int]
 
-    def __init__(self, function: Function, kinds: Mapping[int, str], seen: Sequence[Seen]) -> None:
-        self._function = function
+    def __init__(
+        self, function: Function, kinds: Mapping[int, str], seen: Sequence[Seen], *, has_roles: bool = False
+    ) -> None:
+        self._function, self._has_roles = function, has_roles
         self._kinds, self._rows = kinds, sorted(kinds)
+        self._meetings = _meetings(one for one in seen if one.kind in _MEETINGS)
+        seen = [one for one in seen if one.kind not in _MEETINGS]
         self.rounds = 1 + max((one.round for one in seen), default=-1)
         self._ledger = ledger = _Ledger(seen)
         copies = [one for one in seen if one.kind == "copy"]
         self.loaders = frozenset(one.warp for one in copies)
         self.starters = frozenset(one.warp for one in copies if one.round < 0) or self.loaders
         self.turns = _turns({(one.round, one.warp) for one in copies if one.round >= 0})
+        if has_roles:
+            self.loaders = frozenset(one.warp for one in copies if one.round >= 0)
         self._computing = {one.warp for one in seen if one.round >= 0}
         if self.rounds < 1 or not self.loaders <= self._computing:
             message = "the producer warps do not execute the main loop" if self.loaders else "there are no hand-overs"
@@ -243,11 +273,43 @@ class Recorded:
         """Return the actions of the instructions of a round."""
         return self._by_address(way, self._around)
 
+    def behind(self, code: Iterable[Instruction]) -> dict[int, Deed]:
+        """Return the actions of the instructions behind the main loop, where the last round is the one before."""
+        found = self._by_address(code, self._around)
+        return {address: deed._replace(ahead=deed.ahead - 1) for address, deed in found.items()}
+
+    def meetings(self, way: Iterable[Instruction], warp: int) -> dict[int, Deed]:
+        """Return the barriers at which a warp meets some of the others, or that it reaches for them, by address."""
+        found = {}
+        for one in way:
+            deed = self._meetings.get((self._row(one), warp)) if one.base == "BAR" else None
+            if deed is not None:
+                found[one.address] = deed
+        return found
+
+    def in_round(self, way: Sequence[Instruction], nth: int) -> dict[int, Deed]:
+        """Return the actions of the nth round, without loads of what was loaded before the first round."""
+        loaded = Counter[int]()
+        for deed in self._before.values():
+            if deed.kind == "copy":
+                loaded[deed.ring] = max(loaded[deed.ring], 1 + deed.ahead)
+        found = self.around(way, way)
+        return {address: deed for address, deed in found.items()
+                if deed.kind not in {"copy", "arrive"} or nth + deed.ahead >= loaded[deed.ring]}  # fmt: skip
+
+    @property
+    def computing(self) -> frozenset[int]:
+        """The warps that execute the main loop."""
+        return frozenset(self._computing)
+
     def require(self, loads: bool, before: Sequence[Deed], rounds: Iterable[Sequence[Deed]]) -> None:  # noqa: FBT001
         """Raise if the actions on the simulated paths differ from the recorded ones, in a CTA with as many rounds."""
-        warps = self.loaders if loads else self._computing - self.loaders
+        self.require_of(self.loaders if loads else self._computing - self.loaders, before, rounds)
+
+    def require_of(self, warps: Collection[int], before: Sequence[Deed], rounds: Iterable[Sequence[Deed]]) -> None:
+        """Raise if the actions on a path differ from those that warps were seen to execute."""
         did = {warp: self._done(warp) for warp in sorted(warps)}
-        if loads and self.turns:
+        if self.turns and warps == self.loaders:
             did = {self.turns[0]: set[Phase]().union(*did.values())}
         deeds = [(0, deed) for deed in before] + [(r, deed) for r, way in enumerate(rounds) for deed in way]
         numbers = {(deed.kind, deed.ring, r + deed.ahead if n >= len(before) else deed.ahead)
@@ -322,11 +384,23 @@ class Recorded:
         gives the first try of a wait the line of the address computation before it.
         """
         kind = "copy" if one.is_copy else {"try_wait": "wait"}.get(name := pipes.class_of(one.opcode), name)
-        if kind not in {"copy", "wait", "arrive"} or re.search("EXCH|A0TR", one.opcode) or not one.line:
+        if one.base == "BAR":
+            kind = "reach" if ".ARV" in one.opcode else "meet"
+        if kind not in {"copy", "wait", "arrive", *_MEETINGS} or re.search("EXCH|A0TR", one.opcode) or not one.line:
             return -1
         at = bisect_right(self._rows, one.line) - 1
         following = self._rows[max(at, 0) :]
         return next((row for row in following if self._kinds[row] == kind), -1)
+
+
+def _meetings(seen: Iterable[Seen]) -> dict[tuple[int, int], Deed]:
+    """Return the barriers of some of the warps of a CTA, by line and warp, if it is the same one in every round."""
+    found, others = dict[tuple[int, int], Deed](), set[tuple[int, int]]()
+    for one in seen:
+        if one.amount and one.address:
+            deed = Deed(_MEETINGS[one.kind], one.address, 0, one.amount // _LANES)
+            others |= {(one.row, one.warp)} if found.setdefault((one.row, one.warp), deed) != deed else set()
+    return {key: deed for key, deed in found.items() if key not in others}
 
 
 def _turns(loads: Collection[tuple[int, int]]) -> Sequence[int]:

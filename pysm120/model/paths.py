@@ -15,6 +15,7 @@ from pysm120.machine_code.sass import Function, Instruction, Loop
 from pysm120.model.recorded import Recording
 
 _NEXT = "UGETNEXTWORKID"  # clusterlaunchcontrol.try_cancel
+_RETRY = 4  # instructions of a loop that waits for an mbarrier are fewer
 
 Choice = Callable[[Function, int], bool]
 
@@ -148,6 +149,85 @@ def recorded(
     ways = (_longest(function, [0], {loop.header}, inside, passed), _longest(function, out, ends, inside, passed))
     before, behind = (_code_of(function, way) for way in (ways[0][:-1], ways[1]))
     return before, behind
+
+
+def walked(
+    function: Function,
+    starts: Iterable[int],
+    goals: Collection[int],
+    passed: Callable[[int, int], float | None],
+    warp: int,
+) -> list[Instruction]:
+    """Return the path that a warp takes to a goal, over blocks that the warps of a CTA were seen to take.
+
+    Of what n warps of a CTA take on average, the first n take it, and warp 0 what fewer take: it loads and counts. If
+    as many take each way, warps have roles. Then it is the first way, and later on the one that goes with it, as far as
+    the guarded EXIT of its role. Loops are passed once. The path is empty if it leads to no goal.
+
+    Parameters
+    ----------
+    function : Function
+        The kernel.
+    starts, goals : iterable of int
+        Blocks. The path includes the first one and no goal, unless nothing follows the goal.
+    passed : callable
+        How many warps of a CTA went from one block to another, on average; None if that is unknown.
+    warp : int
+        The warp.
+
+    """
+    order, roles = list[int](), dict[str, bool]()
+    ways = [s for s in starts if not _retries(function, s)]
+    b = ways[0] if ways else -1
+    while b >= 0 and (b not in goals or not function.blocks[b].successors):
+        order.append(b)
+        code = function.instructions[function.blocks[b].first : function.blocks[b].last]
+        for one in code:
+            for name in {*one.operands[:2]} & {*roles}:
+                del roles[name]
+        guard, negated = _guard_of(code[-1])
+        if code[-1].base == "EXIT" and guard in roles and roles[guard] != negated:
+            return _code_of(function, order)
+        ahead = [s for s in function.blocks[b].successors if s > b or s < order[0]]
+        b = _taken(b, [s for s in ahead if not _retries(function, s)] or ahead, code[-1], passed, roles, warp)
+    reached = b >= 0 or (bool(order) and order[-1] in goals)
+    return _code_of(function, order) if reached else []
+
+
+def _taken(
+    block: int,
+    ways: Sequence[int],
+    end: Instruction,
+    passed: Callable[[int, int], float | None],
+    roles: dict[str, bool],
+    warp: int,
+) -> int:
+    """Return the block that a warp goes to, or -1; ``roles``: the predicates by which warps went different ways."""
+    if len(ways) < 2:  # noqa: PLR2004 - nothing to choose
+        return ways[0] if ways else -1
+    counts = [passed(block, s) for s in ways]
+    known = [(count, s) for count, s in zip(counts, ways, strict=True) if count is not None and count >= warp + 0.5]
+    if not known:
+        unknown = [s for count, s in zip(counts, ways, strict=True) if count is None]
+        return unknown[0] if unknown else -1
+    if len(known) > 1 and known[0][0] == known[1][0]:
+        guard, negated = _guard_of(end)
+        value = roles.setdefault(guard, negated)
+        return ways[1] if value != negated else ways[0]
+    return min(known)[1] if warp == 0 else max(known)[1]
+
+
+def _guard_of(one: Instruction) -> tuple[str, bool]:
+    """Return the predicate of a guard, or "", and whether it is negated."""
+    return one.predicate.lstrip("!"), one.predicate.startswith("!")
+
+
+def _retries(function: Function, block: int) -> bool:
+    """Whether a block waits once more for what a block before it has waited for."""
+    return (
+        block in function.blocks[block].successors
+        and function.blocks[block].last - function.blocks[block].first < _RETRY
+    )
 
 
 def _longest(

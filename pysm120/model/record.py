@@ -40,6 +40,7 @@ ROWS = 2048  # most rows of a recorded problem
 KEYS = 16384  # and most rows of keys, if it is not causal: a warp rescales the more rarely, the more keys it has seen
 _STEP = 128  # the shorter problem has fewer rows by a multiple of this
 _ROUNDS = 10  # fewest rounds in which hand-overs are recorded; a ring is used twice at least
+_SMALL, _HEADS = "virtual?multiprocessors=1", 16  # a device on which few CTAs are many; heads of a launch of many CTAs
 _THREADS = "PYSM120_THREADS"
 _CAPABILITY, _CAPABILITIES = "PYSM120_VIRTUAL_CAPABILITY", {"sm_120f": "12", "sm_90": "9"}
 _COUNTS = (  # of a file
@@ -150,8 +151,13 @@ def recording(function: sass.Function, ptx: str, threads: int, problem: Problem,
     longest, most = (_cut(problem.rows, most) for most in (ROWS if is_square else KEYS, ROWS))
     shorter = longest - _STEP * max(1, longest // _STEP // 2)
     of = Problem(1, longest, 1, problem.head_dim, problem.causal, queries=most if longest > most else 0)
-    launches = [kernel.count(dataclasses.replace(of, rows=rows)) for rows in (shorter, longest) if rows > 0]
-    found = Recording(function, launches, compute_warps(threads))
+    problems = [dataclasses.replace(of, rows=rows) for rows in (shorter, longest) if rows > 0]
+    found = Recording(function, [kernel.count(one) for one in problems], compute_warps(threads))
+    if found.roles:
+        # On a large device several CTAs share a tile, and each has a first round of its own.
+        kernel.device = _SMALL
+        found = Recording(function, [kernel.count(one) for one in problems], found.warps)
+        found.outside = Recording(function, [kernel.among_many(problem.head_dim)], found.warps)
     if any(one.is_copy for one in function.instructions):
         try:
             found.handovers = kernel.handovers(found, problem.head_dim)
@@ -175,6 +181,7 @@ class _Kernel:
 
     def __init__(self, record: Builtin, ptx: str) -> None:
         self.record, self.entry, self.ptx = record, record.entry, ptx
+        self.device = "virtual"
 
     @contextmanager
     def _open(self, problem: Problem) -> Iterator[tuple[Device, Kernel, Callable[[], object]]]:
@@ -188,11 +195,11 @@ class _Kernel:
     @contextmanager
     def _opened(self, problem: Problem) -> Iterator[tuple[Device, Kernel, Callable[[], object]]]:
         if works.is_uniform(self.record):
-            with Device("virtual") as device:
+            with Device(self.device) as device:
                 work = works.Attention(device, self.record, problem, other=self.ptx)
                 yield device, work.kernel, work.launch
             return
-        with capability(self._require_text_of_the_library()), Device("virtual") as device:
+        with capability(self._require_text_of_the_library()), Device(self.device) as device:
             yield device, *works.of_library(device, self.record, problem)
 
     def _require_text_of_the_library(self) -> str:
@@ -202,6 +209,10 @@ class _Kernel:
                 return target
         message = "its PTX is not the library's; kernels with features or of MXFP8 are launched only by the library"
         raise NotRecordedError(message)
+
+    def among_many(self, head_dim: int) -> Launch:
+        """Launch it with many more CTAs than a small device holds, and count."""
+        return self.count(Problem(1, 2 * tile_of(self.record)[1], _HEADS, head_dim))
 
     def count(self, problem: Problem) -> Launch:
         """Launch it once, and count."""
@@ -228,7 +239,7 @@ class _Kernel:
                 launch()
                 device.synchronize()
         kinds = {one.text_line: mbarriers.kind_of(one.text) for one in code}
-        return Recorded(recording.function, kinds, seen)
+        return Recorded(recording.function, kinds, seen, has_roles=bool(recording.roles))
 
 
 def capability(target: str) -> AbstractContextManager[None]:

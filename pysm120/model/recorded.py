@@ -336,6 +336,8 @@ class Recording:
         them.
     beside : int
         Warps of a CTA that go around the loop.
+    outside : Recording, optional
+        The recording of a launch with CTAs as in a large one, for the paths before and behind the loop.
 
     """
 
@@ -344,6 +346,7 @@ class Recording:
         self.handovers: Recorded | None = None
         self.why_not = "they were not recorded"
         self.share, self.beside = 1.0, 0
+        self.outside: Recording | None = None
         self._counts = [blocks(function, launch.executed, launch.single) for launch in launches]
         self.loop = loop or (function.main_loop() if function.loops else Loop(0, ()))
         self._edges = [edges(function, counts) for counts in self._counts]
@@ -548,6 +551,11 @@ class Recording:
             if count is None and counts and len(known) == len(counts):
                 count = sum(known)
         return count
+
+    def went(self, block: int, to: int) -> float | None:
+        """Return how often the warps of a CTA went from a block to one behind it; None if unknown."""
+        flow = self._edges[-1].get((block, to))
+        return None if flow is None else flow / self.launches[-1].ctas
 
     def entered(self, loop: Loop) -> float | None:
         """Return how often the warps of a CTA came to a loop from outside; None if unknown."""

@@ -204,7 +204,7 @@ void sm_meet(struct sm *sm, struct meeting *meeting) {
 
 /* Reach a barrier of the CTA, or with roles of as many warps as it names. Return whether the warp goes on.
  *
- * The registers that number barriers of some warps are unknown: warps as far apart as there are groups meet. */
+ * Warps that reach the barrier of the same number meet; if it is unknown, 0, those as far apart as there are groups. */
 static bool barrier(struct sm *sm, struct warp *warp, const sm120_simulated_step *step, int64_t now) {
     const bool waits = step->action == SM120_STEP_BARRIER;
     const int64_t count = sm->of->has_roles != 0 ? step->amount : 0;
@@ -213,7 +213,8 @@ static bool barrier(struct sm *sm, struct warp *warp, const sm120_simulated_step
     }
     const int64_t apart = count != 0 ? sm->of->warps / count : 0;
     struct cta *const cta = warp->cta;
-    struct meeting *const meeting = &cta->meetings[count != 0 ? 1 + warp->index % (apart > 1 ? apart : 1) : 0];
+    const int64_t some = step->ring != 0 ? sm->of->warps + step->ring : 1 + warp->index % (apart > 1 ? apart : 1);
+    struct meeting *const meeting = &cta->meetings[count != 0 ? some : 0];
     sm->barrier_free = later(sm->barrier_free, now) + sm->of->barrier_interval;
     ++meeting->reached;
     if (waits) {

@@ -82,13 +82,15 @@ static sm120_status check_steps(const sm120_simulation *of) {
             is_right = is_right && works[n] >= 0 && works[n] <= (double)MOST * MOST;
         }
         const bool has_ring = step->action >= SM120_STEP_WAIT;
+        const bool meets = step->action == SM120_STEP_BARRIER || step->action == SM120_STEP_REACH;
         is_right = is_right && step->action >= SM120_STEP_PLAIN && step->action <= SM120_STEP_COPY && step->pipe >= 0 &&
                    step->pipe < of->pipes && step->latency >= 0 && step->latency <= MOST && step->landing >= 0 &&
                    step->landing <= MOST && step->stall >= 1 && step->stall <= MOST && step->waits >= 0 &&
                    step->waits < 1 << WARP_BARRIERS && step->writes >= -1 && step->writes < WARP_BARRIERS &&
                    step->reads >= -1 && step->reads < WARP_BARRIERS && step->line >= 0 && step->place >= 0 &&
                    step->place < of->places && step->ahead >= -MOST && step->ahead <= MOST &&
-                   (!has_ring || (step->ring >= 0 && step->ring < of->ring_count));
+                   (!has_ring || (step->ring >= 0 && step->ring < of->ring_count)) &&
+                   (!meets || (step->ring >= 0 && step->ring < CTA_BARRIERS));
         if (!is_right) {
             return fail(SM120_INVALID_ARGUMENT,
                         "simulation->steps[%" PRId32 "] has a member that is out of range, of pipe %" PRId32

@@ -13,7 +13,7 @@ static void empty(struct sm *sm, struct cta *cta) {
         free(sm->warps[first + k].groups);
         sm->warps[first + k].groups = NULL;
     }
-    for (int32_t k = 0; cta->meetings != NULL && k <= sm->of->warps; ++k) {
+    for (int32_t k = 0; cta->meetings != NULL && k < meetings_of(sm->of); ++k) {
         free(cta->meetings[k].waiting);
     }
     for (int32_t k = 0; cta->rings != NULL && k < sm->of->ring_count; ++k) {
@@ -128,9 +128,9 @@ static void begin_cta(struct sm *sm, int64_t at) {
     cta->left = sm->members;
     cta->tiles = calloc(tiles, sizeof *cta->tiles);
     cta->rings = calloc((size_t)of->ring_count + 1, sizeof *cta->rings);
-    cta->meetings = calloc((size_t)of->warps + 1, sizeof *cta->meetings);
+    cta->meetings = calloc((size_t)meetings_of(of), sizeof *cta->meetings);
     sm->is_exhausted = sm->is_exhausted || cta->tiles == NULL || cta->rings == NULL || cta->meetings == NULL;
-    for (int32_t k = 0; cta->meetings != NULL && k <= of->warps; ++k) {
+    for (int32_t k = 0; cta->meetings != NULL && k < meetings_of(of); ++k) {
         cta->meetings[k].waiting = calloc((size_t)sm->members, sizeof(struct warp *));
         sm->is_exhausted = sm->is_exhausted || cta->meetings[k].waiting == NULL;
     }

@@ -11,7 +11,7 @@
 #include "sm120.h"
 
 #define NEVER ((int64_t)1 << 60)
-enum { QUARTERS = 4, WARP_BARRIERS = 6, PORTS = 2 };
+enum { QUARTERS = 4, WARP_BARRIERS = 6, PORTS = 2, CTA_BARRIERS = 16 };
 
 /* Sections of a warp's path. */
 enum section { SECTION_BEFORE, SECTION_AROUND, SECTION_BETWEEN, SECTION_BEHIND };
@@ -45,7 +45,7 @@ struct cta {
     int32_t tile_count, begun; /* begun: tiles that a warp has begun */
     int64_t rounds;            /* of all its Q tiles */
     int64_t filled;            /* tiles that warps which are not simulated have loaded */
-    struct meeting *meetings;  /* of all warps, then of warps that are equally far from each other */
+    struct meeting *meetings;  /* of all warps, then of warps that are equally far from each other, or then by number */
     struct phases *rings;
     struct wait *waits;
     size_t wait_count, wait_room;
@@ -115,6 +115,11 @@ struct sm {
     int64_t started;             /* the last start */
     bool is_exhausted, has_idle; /* out of memory; a warp has no step */
 };
+
+/* How many meetings a CTA has: see struct cta. */
+static inline int32_t meetings_of(const sm120_simulation *of) {
+    return of->warps + CTA_BARRIERS;
+}
 
 /* The larger of two times. */
 static inline int64_t later(int64_t a, int64_t b) {

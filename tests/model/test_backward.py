@@ -92,8 +92,38 @@ def test_hand_overs() -> None:
 
 
 def test_hand_overs_between_halves_of_the_warps() -> None:
-    """Kernels whose halves wait for each other are told apart: neither recorded nor by the rules."""
-    assert "every tile is there in time" in model_of("sm_90").handovers.why
+    """Their mbarriers and named barriers are recorded, and each warp is simulated with its own."""
+    model = model_of("sm_90")
+    paths, rounds = model.paths, 4
+    assert model.handovers.why == ""
+    # K and V; a tile of Q and dO with its rows; dS is ready, by the threads that have it; all threads have left a tile.
+    kv, q = Ring(1, 4, 1, 0, 65536), Ring(2, 5, 0, 1, 33296)
+    assert list(model.handovers.rings) == [kv, q, Ring(128, 0, 0, 1), Ring(256, 0, 0, 1, left=1)]
+    # A thread with P loads the first tiles, one with dS all further ones: three stages.
+    assert (set(paths.starters), set(paths.loaders)) == ({0}, {4})
+    ways = [paths.of_warp(warp, rounds)[-1] for warp in range(8)]
+    copies = [{step.ahead for step in way if step.special == "copy"} for way in ways]
+    assert copies == [{2} if warp == 4 else set() for warp in range(8)]
+    # Each warp with P arrives for the one with the same keys, at a barrier of their own.
+    meetings = [[(step.special, step.ring) for step in way if step.special in {"barrier", "reach"}] for way in ways]
+    assert meetings == [[("reach", 1 + w) if w < 4 else ("barrier", w - 3)] for w in range(8)]
+    # Behind the rounds a warp waits for dS, multiplies it by K, adds dQ, and stores dK or dV in 16 bits.
+    waits = [step.ring for step in paths.behind if step.special == "wait"]
+    assert waits == [2]
+    assert sum(step.added for step in paths.behind) == 64 * 128 * 4 // 8
+    assert sum(step.stored for step in paths.behind) == 2 * 128 * 128 * 2 // 8
+
+
+@pytest.mark.parametrize("wanted", ["_d128 4,2048,32,128,causal", "_d256 4,2048,16,256"])
+def test_measured_launches_of_halves_of_the_warps(wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The document has the errors of all 15."""
+    document = json.loads(MEASURED.with_name("backward_roles.json").read_text())
+    row = next(one for one in document["launches"] if f"{one['entry']} {one['problem']}".endswith(wanted))
+    words = ["--chip", document["chip"], "--problem", row["problem"], "--mhz", str(row["mhz"])]
+    assert __main__.main(["model", row["entry"], *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["handovers"]["by"] == "recording"
+    assert abs(found["clocks"] / row["clocks"] - 1) < 0.09
 
 
 def test_the_whole_pass(capsys: pytest.CaptureFixture[str]) -> None:

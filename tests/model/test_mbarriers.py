@@ -284,6 +284,11 @@ def test_what_no_ring_does(events: list[Seen], message: str) -> None:
         ("cp.async.bulk.commit_group", ""),
         ("cp.async.mbarrier.arrive.shared.b64 [a]", "other"),
         ("@!p bra there", ""),
+        ("bar.sync pair, 64", "meet"),
+        ("barrier.cta.sync.aligned 1, 64", "meet"),
+        ("@p bar.arrive 1, 64", "reach"),
+        ("bar.warp.sync -1", ""),
+        ("barrier.cluster.arrive", ""),
     ],
 )
 def test_kinds_of_statements(statement: str, kind: str) -> None:

@@ -209,6 +209,32 @@ def test_warps_that_are_not_simulated_load_the_tiles_of_ctas_that_go_on(stages: 
     assert found.issued == 2 * (1 + 5 * 4 * 3 + 4 + 1)
 
 
+def test_warps_meet_at_the_barrier_of_a_number() -> None:
+    """Warps 0 and 3, and 1 and 2, meet at barriers 1 and 2: warp 0 waits for 3 alone, which is slow."""
+    slow = [PLAIN._replace(stall=15)] * 100
+    meet, reach = (PLAIN._replace(special=special, amount=2) for special in ("barrier", "reach"))
+    rounds = [
+        [meet._replace(ring=1)],
+        [reach._replace(ring=2)],
+        [meet._replace(ring=2)],
+        [*slow, reach._replace(ring=1)],
+    ]
+
+    def ends(of: list[list[Step]]) -> int:
+        paths = paths_of([PLAIN], [PLAIN], [PLAIN], has_roles=True, ways=lambda count, _, warp: [of[warp or 0]] * count)
+        return Simulator(H200, PIPES, paths, 4).run([1], 1).clocks
+
+    assert ends(rounds) > 15 * 99
+    # Of unknown numbers, warps 0 and 2 meet, which both wait, and 1 and 3, which do not.
+    unknown = [[step._replace(ring=0) for step in way] for way in rounds]
+    assert ends(unknown) > 0
+    twice = [[*way, *way] for way in rounds[:1]] + [[PLAIN]] * 2 + [[reach._replace(ring=1)]]
+    with pytest.raises(StuckError):
+        ends(twice)
+    with pytest.raises(InvalidArgumentError, match=r"simulation->steps\["):
+        ends([[meet._replace(ring=16)], *rounds[1:]])
+
+
 def test_a_barrier_may_be_the_last_step() -> None:
     barrier = PLAIN._replace(special="barrier")
     for warps, count in ((1, 3), (4, 3), (4, 0)):
