@@ -114,6 +114,17 @@ def test_hand_overs_between_halves_of_the_warps() -> None:
     assert sum(step.stored for step in paths.behind) == 2 * 128 * 128 * 2 // 8
 
 
+def test_the_document_has_the_launches_of_halves_of_the_warps() -> None:
+    document = json.loads(MEASURED.with_name("backward_roles.json").read_text())
+    of_main = {one["problem"]: one["clocks"] for one in document["launches"] if one["entry"].count("_") > 3}
+    page = MEASURED.parents[2] / "docs" / "explanation" / "model-validation.md"
+    table = page.read_text(encoding="utf-8").split("### The kernels of 2026-11-30")[1].split("\n\n")[2]
+    rows = [[cell.strip() for cell in line.split("|")[2:6]] for line in table.splitlines()[2:]]
+    assert {shown.replace(", ", ","): int(clocks.replace(",", "")) for shown, _, clocks, _ in rows} == of_main
+    for _, predicted, clocks, error in rows:
+        assert error == f"{int(predicted.replace(',', '')) / int(clocks.replace(',', '')) - 1:+.1%}".replace("%", " %")
+
+
 @pytest.mark.parametrize("wanted", ["_d128 4,2048,32,128,causal", "_d256 4,2048,16,256"])
 def test_measured_launches_of_halves_of_the_warps(wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The document has the errors of all 15."""
