@@ -187,8 +187,9 @@ def _deeds_of(
 
 def _last_deeds(handovers: Handovers, behind: list[Instruction], recording: Recording | None) -> dict[int, Deed]:
     """Return the actions behind the main loop, by address, if warps have roles."""
-    has_roles = isinstance(handovers, Recorded) and recording and recording.roles
-    return handovers.behind(behind) if isinstance(handovers, Recorded) and has_roles else {}
+    if isinstance(handovers, Recorded) and recording and recording.roles:
+        return handovers.behind(behind)
+    return {}
 
 
 def _outside(

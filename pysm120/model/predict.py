@@ -240,6 +240,13 @@ def stored_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     return (once + _beside(model, {"store_global"})) * len(rounds) + each * sum(rounds)
 
 
+def _of_launch(model: KernelModel, rounds: Sequence[float], count: Callable[[Sequence[Step]], float]) -> float:
+    """Return what the steps of all warps of a launch count to."""
+    paths = model.paths
+    once = model.warps * count([*paths.before, *paths.behind]) + sum(map(count, paths.beside))
+    return float(once * len(rounds) + model.warps * _of_round(model, count) * sum(rounds))
+
+
 def _of_round(model: KernelModel, count: Callable[[Sequence[Step]], float]) -> float:
     """Return what the steps of a round count to on average: rounds take different branches."""
     if not model.paths.around:
@@ -288,11 +295,7 @@ def all_l2_bytes(
 
 def add_bytes(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes that the CTAs of a launch add to L2."""
-    paths = model.paths
-    once = sum(step.added for step in (*paths.before, *paths.behind))
-    each = _of_round(model, lambda way: sum(step.added for step in way))
-    beside = sum(step.added for way in paths.beside for step in way)
-    return float((model.warps * once + beside) * len(rounds) + model.warps * each * sum(rounds))
+    return _of_launch(model, rounds, lambda way: sum(step.added for step in way))
 
 
 def _add_clocks(model: KernelModel, adds: float, ctas: int) -> float:
@@ -308,30 +311,18 @@ def _add_clocks(model: KernelModel, adds: float, ctas: int) -> float:
 
 def _requested(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes of the requests with which the CTAs of a launch store."""
-    paths = model.paths
-    once = sum(step.stored for step in (*paths.before, *paths.behind))
-    each = _of_round(model, lambda way: sum(step.stored for step in way))
-    beside = sum(step.stored for way in paths.beside for step in way)
-    return (model.warps * once + beside) * len(rounds) + model.warps * each * sum(rounds)
+    return _of_launch(model, rounds, lambda way: sum(step.stored for step in way))
 
 
 def _of_frames(model: KernelModel, rounds: Sequence[float]) -> tuple[float, float]:
     """Return the bytes of local memory that the CTAs of a launch move from and to L2, and from and to DRAM."""
-    paths = model.paths
 
-    def of_l2(steps: Sequence[Step]) -> float:
+    def of_l2(way: Sequence[Step]) -> float:
         kinds = {"load_local", "store_local"}
-        ones = ((step, pipes.class_of(paths.sources[step.place].opcode)) for step in steps)
+        ones = ((step, pipes.class_of(model.paths.sources[step.place].opcode)) for step in way)
         return sum(step.loaded + step.stored for step, kind in ones if kind in kinds)
 
-    def of_dram(steps: Sequence[Step]) -> float:
-        return sum(step.spilled for step in steps)
-
-    def of_launch(count: Callable[[Sequence[Step]], float]) -> float:
-        once = model.warps * count([*paths.before, *paths.behind]) + sum(map(count, paths.beside))
-        return once * len(rounds) + model.warps * _of_round(model, count) * sum(rounds)
-
-    return of_launch(of_l2), of_launch(of_dram)
+    return _of_launch(model, rounds, of_l2), _of_launch(model, rounds, lambda way: sum(step.spilled for step in way))
 
 
 def conflicts(model: KernelModel, rounds: Sequence[int]) -> float:
@@ -428,8 +419,8 @@ def predict(
     besides = _besides(others, rounds)
     held = tensor_bytes if tensor_bytes > float(chip["l2_bytes"]) else 0.0
     frames_l2, frames_dram = (
-        max(0.0, sum(moved_))
-        for moved_ in zip(*(_of_frames(*launch) for launch in ((model, rounds), *besides)), strict=True)
+        max(0.0, sum(of_launches))
+        for of_launches in zip(*(_of_frames(*launch) for launch in ((model, rounds), *besides)), strict=True)
     )
     dram = (held if dram_bytes is None else dram_bytes) + reread_bytes + frames_dram
     start = float(chip["launch_clocks"])

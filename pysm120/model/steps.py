@@ -317,8 +317,8 @@ class Pipes:
             moved = float(_LANES * pipe_table.lane_bytes(one))
             if kind == "store_global":
                 return latency, 0.0, moved
-            lines_ = moved / fetching.LINE_BYTES
-            return self._cold(latency, lines_, lines, 1.0, meets=meets, warps=warps), moved, 0.0
+            own = moved / fetching.LINE_BYTES
+            return self._cold(latency, own, lines, 1.0, meets=meets, warps=warps), moved, 0.0
         if kind == "store_global":
             return latency, 0.0, max(SECTOR_BYTES * found.touched, self.store_request * found.lines)
         of_l1 = self.chip.timing("load_local").latency

@@ -114,14 +114,21 @@ def test_hand_overs_between_halves_of_the_warps() -> None:
     assert sum(step.stored for step in paths.behind) == 2 * 128 * 128 * 2 // 8
 
 
-def test_the_document_has_the_launches_of_halves_of_the_warps() -> None:
-    document = json.loads(MEASURED.with_name("backward_roles.json").read_text())
-    of_main = {one["problem"]: one["clocks"] for one in document["launches"] if one["entry"].count("_") > 3}
+@pytest.mark.parametrize(
+    ("section", "results"),
+    [("The kernels of 2026-11-30", "backward_roles"), ("Tiles of SM120 on a Hopper", "backward_sm120_tiles")],
+)
+def test_the_document_has_the_measured_launches(section: str, results: str) -> None:
+    launches = json.loads(MEASURED.with_name(f"{results}.json").read_text())["launches"]
+    of_main = {(one["entry"], one["problem"]): one["clocks"] for one in launches if one["entry"].count("_") > 3}
     page = MEASURED.parents[2] / "docs" / "explanation" / "model-validation.md"
-    table = page.read_text(encoding="utf-8").split("### The kernels of 2026-11-30")[1].split("\n\n")[2]
-    rows = [[cell.strip() for cell in line.split("|")[2:6]] for line in table.splitlines()[2:]]
-    assert {shown.replace(", ", ","): int(clocks.replace(",", "")) for shown, _, clocks, _ in rows} == of_main
-    for _, predicted, clocks, error in rows:
+    table = page.read_text(encoding="utf-8").split(f"### {section}")[1].split("\n\n")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in table.splitlines()[2:]]
+    assert {
+        (f"attention_backward_bf16_{tiles}", shown.replace(", ", ",")): int(clocks.replace(",", ""))
+        for tiles, shown, _, clocks, _ in rows
+    } == of_main
+    for *_, predicted, clocks, error in rows:
         assert error == f"{int(predicted.replace(',', '')) / int(clocks.replace(',', '')) - 1:+.1%}".replace("%", " %")
 
 

@@ -18,16 +18,20 @@ from typing import NamedTuple
 
 
 class Operation(NamedTuple):
-    """The templates of an operation's kernels, and the tests that look for its mistakes."""
+    """The templates of an operation's kernels, and the tests that look for its mistakes.
+
+    ``only`` is what -k of pytest selects of them.
+    """
 
     templates: tuple[str, ...]
     tests: tuple[str, ...]
+    only: str = ""
 
 
 class Mutant(NamedTuple):
     """A mistake: `wrong` for `right`, which the file has once.
 
-    ``tests`` are those of the operation unless others are named; ``only`` is what -k of pytest selects of them.
+    ``tests`` are those of the operation unless others are named; ``selects`` or the operation selects some of them.
     """
 
     operation: str
@@ -36,12 +40,17 @@ class Mutant(NamedTuple):
     right: str
     wrong: str
     named: tuple[str, ...] = ()
-    only: str = ""
+    selects: str = ""
 
     @property
     def tests(self) -> tuple[str, ...]:
         """The tests, from tests/ops/."""
         return self.named or OPERATIONS[self.operation].tests
+
+    @property
+    def only(self) -> str:
+        """What -k of pytest selects of them."""
+        return self.selects or OPERATIONS[self.operation].only
 
 
 BACKWARD, DELTA, DQ, SINKS, SUM, MXFP8, PACK = (
@@ -70,7 +79,6 @@ IN_ANY_ORDER = f"{SHAPES}::test_every_order_of_ctas"
 IN_MXFP8, FEATURES_IN_MXFP8 = "test_attention_backward_mxfp8.py", "test_attention_backward_mxfp8_features.py"
 FROM_CACHE, NARROW, CHUNKS = (f"test_attention_kv_cache{name}.py" for name in ("", "_narrow", "_chunks"))
 
-IN_16_BITS = "not mx and not nv and not fp8"  # of test_attention_walk.py
 NEW_LENGTHS, ROTATED = ((f"test_kv_cache_append.py::{test}",) for test in ("test_new_lengths", "test_rotary"))
 
 OPERATIONS = {
@@ -93,7 +101,7 @@ OPERATIONS = {
     "append": Operation((APPEND,), ("test_kv_cache_append.py",)),
     "gather": Operation((GATHER,), ("test_kv_cache_gather.py",)),
     "merge_states": Operation((MERGE,), ("test_merge_states.py",)),
-    "walk": Operation((WALK,), ("test_attention_walk.py",)),
+    "walk": Operation((WALK,), ("test_attention_walk.py",), "not mx and not nv and not fp8"),
     "quantize_nvfp4": Operation((NVFP4,), ("test_quantize_nvfp4.py",)),
 }
 
@@ -110,9 +118,9 @@ _BACKWARD = [
     Mutant("backward", "the first key that a query sees is hidden", BACKWARD,
            "setp.gt.or.s32          outside, first, ${8 * n + i}", "setp.ge.or.s32          outside, first, ${8 * n + i}"),
     Mutant("backward", "a tile is plain though its last query does not see the first key", BACKWARD,
-           "is_plain, t, ${1 - Q_ROWS};", "is_plain, t, ${2 - Q_ROWS};", only="left"),
+           "is_plain, t, ${1 - Q_ROWS};", "is_plain, t, ${2 - Q_ROWS};", selects="left"),
     Mutant("backward", "a tile is plain though its first query does not see the last key", BACKWARD,
-           "is_plain, t, ${KV_ROWS - 1}, is_plain;", "is_plain, t, ${KV_ROWS - 2}, is_plain;", only="right"),
+           "is_plain, t, ${KV_ROWS - 1}, is_plain;", "is_plain, t, ${KV_ROWS - 2}, is_plain;", selects="right"),
     Mutant("backward", "the key behind the last one has a weight", BACKWARD,
            "sub.s32                 edge, kv_rows, 1;", "mov.s32                 edge, kv_rows;", (VALUES,)),
     Mutant("backward", "a warp reads P and dS before the others have written them", BACKWARD,
@@ -136,7 +144,7 @@ _BACKWARD = [
     Mutant("backward", "accumulate is ignored", BACKWARD,
            "selp.b32                accumulate, accumulate, 0, more;", "mov.b32                 accumulate, 0;", (VALUES,)),
     Mutant("backward", "with GQA, the first head of Q is that of K", TILES,
-           "mul.lo.u32              head, kv_head, left;", "mov.u32                 head, kv_head;", only="groups"),
+           "mul.lo.u32              head, kv_head, left;", "mov.u32                 head, kv_head;", selects="groups"),
     Mutant("backward", "the tile with the last query that sees a key is left out", TILES,
            "end_tile, first_key, ${KV_ROWS};", "end_tile, first_key, ${KV_ROWS - 1};"),
     Mutant("backward", "the tile with the first query that sees a key is left out", TILES,
@@ -156,7 +164,7 @@ _BACKWARD = [
            "setp.le.s32             in_row, t, kv_rows;\n    // target"),
     Mutant("backward", "a column is stored behind the last one", GRADIENTS,
            "setp.lt.and.u32         in_column, v, head_dim, in_row;",
-           "setp.le.and.u32         in_column, v, head_dim, in_row;", only="sizes"),
+           "setp.le.and.u32         in_column, v, head_dim, in_row;", selects="sizes"),
     Mutant("backward", "the lanes of a pair get each other's columns", GRADIENTS,
            "selp.b32                a, other, kept, is_odd;", "selp.b32                a, kept, other, is_odd;",
            (f"{SHAPES}::test_matches_both_references", f"{VALUES}::test_each_result_has_its_own_dtype")),
@@ -166,7 +174,7 @@ _BACKWARD = [
     Mutant("backward, turns", "the turns begin with the first key of the tensor", TILES,
            "add.s32                 turn, turn, lower;", "mov.s32                 turn, 0;"),
     Mutant("backward, turns", "a group that the head's end cuts has no turn", TILES,
-           "setp.eq.or.u32          begins, ${row}, turn, begins;", "", only="several_tiles"),
+           "setp.eq.or.u32          begins, ${row}, turn, begins;", "", selects="several_tiles"),
     Mutant("backward, turns", "the walk stays at the first head", TILES,
            "selp.b32                next_head, from, next_head, ends;", "mov.b32                 next_head, from;"),
     Mutant("backward, features", "lengths of keys are ignored", SEQUENCE,
@@ -498,18 +506,18 @@ _CACHE = [
 ]  # fmt: skip
 
 _WALK = [
-    Mutant("walk", "Q is copied over rows that warps still read", WALK, '#         wait("full_q", "to")\n', "", only=IN_16_BITS),
-    Mutant("walk", "the rows of the Q tile before count as those of this one", WALK, "xor.b32                 to, to, 1;", "", only=IN_16_BITS),
+    Mutant("walk", "Q is copied over rows that warps still read", WALK, '#         wait("full_q", "to")\n', ""),
+    Mutant("walk", "the rows of the Q tile before count as those of this one", WALK, "xor.b32                 to, to, 1;", ""),
     Mutant("walk", "Q of every Q tile is waited for in phase 0", WALK,
-           '#         parity_of("u", "q_place")', "    mov.u32                 u, 0;", only=IN_16_BITS),
-    Mutant("walk", "Q is read before it has arrived", WALK, '#     wait("t", "u")\n', "", only=IN_16_BITS),
-    Mutant("walk", "Q has the batch and head of K", WALK, "{batch, head}, [${at_its_place(8)}];", "{batch, head}, [${at_its_place(16)}];", only=IN_16_BITS),
+           '#         parity_of("u", "q_place")', "    mov.u32                 u, 0;"),
+    Mutant("walk", "Q is read before it has arrived", WALK, '#     wait("t", "u")\n', ""),
+    Mutant("walk", "Q has the batch and head of K", WALK, "{batch, head}, [${at_its_place(8)}];", "{batch, head}, [${at_its_place(16)}];"),
     Mutant("walk", "the place of the next Q tile is read before it is written", NEXT_Q_TILE,
-           '#     wait("t", "parity")\n#     next_place("q_place")', '#     next_place("q_place")', only=IN_16_BITS),
-    Mutant("walk", "a Q tile may have a single tile of keys", NEXT_Q_TILE, "return max(ASKS_BEFORE, STAGES - lead())", "return 1", only=IN_16_BITS),
+           '#     wait("t", "parity")\n#     next_place("q_place")', '#     next_place("q_place")'),
+    Mutant("walk", "a Q tile may have a single tile of keys", NEXT_Q_TILE, "return max(ASKS_BEFORE, STAGES - lead())", "return 1"),
     Mutant("walk", "the answer of the Q tile before is taken", NEXT_Q_TILE,
-           '#     wait("t", "parity")\n    }\n    ld.shared.b128', "    }\n    ld.shared.b128", only=IN_16_BITS),
-    Mutant("walk", "a CTA does not go on", NEXT_Q_TILE, "setp.ne.s32             more, t, ${NO_ROW};", "setp.lt.s32             more, t, ${NO_ROW};", only=IN_16_BITS),
+           '#     wait("t", "parity")\n    }\n    ld.shared.b128', "    }\n    ld.shared.b128"),
+    Mutant("walk", "a CTA does not go on", NEXT_Q_TILE, "setp.ne.s32             more, t, ${NO_ROW};", "setp.lt.s32             more, t, ${NO_ROW};"),
 ]  # fmt: skip
 
 _QUANTIZE = [
