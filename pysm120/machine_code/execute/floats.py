@@ -144,7 +144,7 @@ def constant_halves(w: Writer, _: Match) -> None:
 HANDLERS = {
     r"FADD(?P<flush>\.FTZ)?": add,
     r"U?FMUL": multiply,
-    r"FFMA(?P<rounding>\.R[PMZ])?": fused,
+    r"U?FFMA(?P<rounding>\.R[PMZ])?": fused,
     r"FMNMX(?P<nan>\.NAN)?": extreme,
     r"HMNMX2(?P<bf16>\.BF16_V2)?\.NAN\.XORSIGN": extreme_halves,
     r"U?FSEL": select,
