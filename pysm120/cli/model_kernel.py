@@ -225,6 +225,11 @@ class Kernel:
         rounds = self.arguments.rounds or self.arguments.problem
         if model.loop and not rounds and not model.recording:
             self.missing.append("32 rounds of the main loop are assumed: give --rounds or --profile")
+        around = (model.paths.sources[step.place] for step in model.paths.around)
+        calls = [one for one in around if one.base == "CALL" and one.address not in model.function.called]
+        if calls and not model.recording:
+            where = f"{calls[0].operands[0]} at {calls[0].address:#x}"
+            self.missing.append(f"the main loop calls {where}, whose branches nobody recorded: its time is left out")
         if isinstance(model.handovers, InTime) and model.handovers.rings:
             self.missing.append(
                 f"waits for copies are left out: {model.handovers.why}; --stages N states how many tiles are under way"

@@ -17,7 +17,8 @@ _STALL, _YIELD, _WRITE, _READ, _WAIT, _REUSE = (105, 4), (109, 1), (110, 3), (11
 _NO_BARRIER = 7
 
 _TENSOR = ("HMMA", "IMMA", "QMMA", "OMMA", "DMMA", "BMMA")
-_ENDS = ("EXIT", "RET", "BPT", "KILL")
+_CALL, _RETURN = "CALL", "RET"
+_ENDS = ("EXIT", _RETURN, "BPT", "KILL")
 _BRANCHES = ("BRA", "BRX", "JMP", "JMX", "BRXU")
 _COPIES = ("UTMALDG", "UBLKCP", "UTMASTG", "UBLKRED", "UTMAREDG", "UBLKPF", "UTMAPF")
 
@@ -253,6 +254,28 @@ class Function:
                         work += [p for p in before[at] if self._dominators[p] != -1]
         return tuple(Loop(header, tuple(sorted(body))) for header, body in sorted(bodies.items()))
 
+    @cached_property
+    def called(self) -> dict[int, tuple[Instruction, ...]]:
+        """The instructions that a call executes up to its return, by the address of the call.
+
+        Only of functions without a branch: ptxas emulates products by them that the chip has not. Other functions are
+        the rare paths of divisions and roots, or code of the user.
+        """
+        bodies = {one.target: self._straight(one.target) for one in self.instructions if one.base == _CALL}
+        calls = [one for one in self.instructions if one.base == _CALL]
+        return {one.address: bodies[one.target] for one in calls if bodies[one.target]}
+
+    def _straight(self, target: int | None) -> tuple[Instruction, ...]:
+        """Return the instructions from an address to a return; nothing if code in between may go elsewhere."""
+        first = self._index.get(-1 if target is None else target, len(self.instructions))
+        for last in range(first, len(self.instructions)):
+            one = self.instructions[last]
+            if one.base == _RETURN and not one.predicate:
+                return self.instructions[first : last + 1]
+            if last in self._jumps or one.is_branch or one.base in {*_ENDS, _CALL}:
+                break
+        return ()
+
     def of_loop(self, loop: Loop) -> Iterable[Instruction]:
         """Yield the instructions of all blocks of a loop."""
         for b in loop.blocks:
@@ -269,7 +292,8 @@ class Function:
             raise InvalidArgumentError(message)
 
         def rank(loop: Loop) -> tuple[int, int]:
-            tensor = sum(one.is_tensor for one in self.own_of_loop(loop))
+            own = [one for one in self.own_of_loop(loop) for one in (one, *self.called.get(one.address, ()))]
+            tensor = sum(one.is_tensor for one in own)
             size = sum(1 for _ in self.of_loop(loop))
             return tensor, -size if tensor else size
 

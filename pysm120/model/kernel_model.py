@@ -271,6 +271,7 @@ def _pipes(chip: Chip, function: Function, recording: Recording | None, warps: i
     if recording:
         rounds = recording.rounds if recording.loop.blocks else 0.0
         pipes = Pipes(chip, recording.wavefronts, recording.sectors, recording.written, warps, rounds, room)
+    pipes.called = function.called
     for one in function.instructions if recording else ():  # so that no later round needs another pipe
         pipes.number(chip.timing(pipe_table.class_of(one.opcode)).pipe)
     return pipes

@@ -19,6 +19,7 @@ _LANES = 32
 _PASS_BYTES = 128  # of shared memory in a wavefront, one clock
 _WHOLE_LINES = re.compile(r"\.LTC(?:128|256)B\b")  # what an access asks L2 for
 _QUEUED = ("lsu", "xu", "copy")
+_CALLS = ("CALL", "RET")
 
 
 class Step(NamedTuple):
@@ -132,6 +133,7 @@ class Pipes:
     memory touches, ``written`` the wavefronts that what a cp.async has copied takes; None if that is unknown.
     ``warps``: of a CTA, which meet at its barriers, and at its end after ``rounds``. ``room``: that of a warp's local
     memory; None: L1 holds all of it. ``ran``: the warps that execute an instruction, by address, where they are others.
+    ``called``: what a call executes, by its address.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class Pipes:
         self.room = room
         self.warps, self.at_end = warps, 1 / math.sqrt(1 + rounds)
         self.ran: Mapping[int, int] = {}
+        self.called: Mapping[int, Sequence[Instruction]] = {}
         self.spread, self.share = (float(chip.values.get(name, 0.0)) for name in ("line_spread", "line_share"))
         # Of kernels with products: the share of lines that come from DRAM, 0 if unknown. Their loads wait for L2 in
         # the simulation, and not for the slowest of several loads.
@@ -177,6 +180,7 @@ class Pipes:
 
     def steps(self, path: Sequence[Instruction], deeds: Mapping[int, Deed], sources: list[Instruction]) -> list[Step]:
         """Return the steps of a path; ``deeds`` has actions by address. New instructions are added to ``sources``."""
+        path = [executed for one in path for executed in (one, *self.called.get(one.address, ()))]
         places = {one.address: n for n, one in enumerate(sources)}
         steps = []
         last_barrier, (together, arrived) = _last_barrier(path), self._together(path)
@@ -189,7 +193,7 @@ class Pipes:
                 places[one.address] = len(sources)
                 sources.append(one)
             following = path[(i + 1) % len(path)].address
-            taken = one.is_branch and following != one.address + 16
+            taken = (one.is_branch or one.base in _CALLS) and following != one.address + 16
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
             passes = 0 if is_idle else self.wavefronts(one) or pipe_table.add_passes(one) or self.l1_passes(one)
             # The result is ready after all wavefronts, which take an interval each.

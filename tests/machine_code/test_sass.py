@@ -105,6 +105,41 @@ def test_reconvergence_leads_where_it_was_said() -> None:
     assert [block.successors for block in function.blocks] == [(1, 2), (3,), (), ()]
 
 
+CALLS = [
+    Op("MOV R2, 0x20"),
+    Op("CALL.REL.NOINC `($k$product)"),
+    Op("CALL.REL.NOINC `($k$slow)"),
+    Op("CALL.REL.NOINC `($k$ends)"),
+    Op("EXIT"),
+    Op("IMMA.16832.S8.S8 R4, R8, R12, R4", label="$k$product"),
+    Op("RET.REL.NODEC R2 `(k)"),
+    Op("@P0 BRA `(.L_x_1)", label="$k$slow"),
+    Op("FMUL R4, R4, R5"),
+    Op("RET.REL.NODEC R2 `(k)", label=".L_x_1"),
+    Op("FMUL R4, R4, R5", label="$k$ends"),
+    Op("@P0 RET.REL.NODEC R2 `(k)"),
+    Op("EXIT"),
+]
+
+
+def test_a_call_executes_a_function_without_branches() -> None:
+    function = sass.parse(listing("k", CALLS))["k"]
+    assert function.called == {0x10: function.instructions[5:7]}
+
+
+def test_products_of_a_function_count_for_the_loop_that_calls_it() -> None:
+    ops = [
+        Op("FMUL R4, R4, R5", label=".L_x_1"),
+        Op("CALL.REL.NOINC `($k$product)"),
+        Op("@P0 BRA `(.L_x_1)"),
+        *[Op("FMUL R4, R4, R5", label=".L_x_2"), *[Op("FMUL R4, R4, R5")] * 8, Op("@P0 BRA `(.L_x_2)")],
+        Op("EXIT"),
+        *CALLS[5:7],
+    ]
+    function = sass.parse(listing("k", ops))["k"]
+    assert function.blocks[function.main_loop().header].first == 0
+
+
 def test_a_kernel_without_a_loop_has_no_main_loop() -> None:
     function = sass.parse(listing("straight", [Op("EXIT")]))["straight"]
     with pytest.raises(InvalidArgumentError, match="straight has no loop"):

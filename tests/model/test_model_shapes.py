@@ -79,6 +79,27 @@ NESTED = LOOPS.format(
     body=".reg .b32 j;\n.reg .pred again;\n    mov.u32 j, 0;\ntile:\n" + loop("inner", ROOTS, "m") + ADDS
     + "    add.u32 j, j, 1;\n    setp.lt.u32 again, j, n;\n@again bra tile;\n"
 )  # fmt: skip
+# A product of int4, which sm_90 emulates in a function, and a function of the user.
+INT4 = LOOPS.format(
+    body=".reg .b32 s<8>;\n    mov.b32 s4, 0;\n    mov.b32 s5, 0;\n    mov.b32 s6, 0;\n    mov.b32 s7, 0;\n"
+    + loop("two", "    mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {s4, s5, s6, s7}, {n, m, i, tid}, {m, i}, "
+           "{s4, s5, s6, s7};\n", "n")
+    + "    add.u32 s4, s4, s5;\n    cvt.rn.f32.s32 a, s4;\n"
+)  # fmt: skip
+USERS = LOOPS.replace(".visible", """.func (.reg .f32 y) rounds(.reg .f32 x, .reg .u32 count)
+{{
+    .reg .u32 i;
+    .reg .pred more;
+    mov.f32 y, x;
+    mov.u32 i, 0;
+again:
+    sqrt.approx.f32 y, y;
+    add.u32 i, i, 1;
+    setp.lt.u32 more, i, count;
+@more bra again;
+    ret;
+}}
+.visible""").format(body=loop("one", "    call (a), rounds, (a, m);\n", "n"))  # fmt: skip
 # Warps 4 to 7 multiply, warps 0 to 3 read what they need.
 ROLES = (
     HEAD
@@ -285,6 +306,25 @@ def test_a_loop_around_the_main_loop(tmp_path: Path, capsys: pytest.CaptureFixtu
     # 1800 rounds, and 30 times more of the eight dependent additions and of what leads to the inner loop.
     more = found[60, 30]["clocks"] - found[30, 60]["clocks"]
     assert 30 * 8 * 4 <= more <= 30 * 8 * 4 * 3
+
+
+def test_products_that_a_function_emulates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A round takes at least what the ALUs need for the function, two clocks for each instruction."""
+    path = files(tmp_path, INT4)
+    (function,) = sass.disassemble(Path(path).read_bytes()).values()
+    (body,) = set(function.called.values())
+    on_alu = sum(one.base in {"LOP3", "SHF"} for one in body)
+    assert on_alu > 80
+    launch = ["--grid", "2", "--block", "128", "f32[128]:ones", "u32:64", "u32:3"]
+    found = model(capsys, path, "--ctas", "132", *profile(tmp_path, capsys, *launch))
+    assert found["rounds"] * found["clocks_per_round"] >= 64 * 2 * on_alu
+    assert found["shares"]["tensor"] > 0
+
+
+def test_a_function_with_branches_is_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = files(tmp_path, USERS)
+    found = model(capsys, path, "--ctas", "132", "--rounds", "40", status=3)
+    assert any("whose branches nobody recorded: its time is left out" in one for one in found["incomplete"])
 
 
 def test_warps_with_roles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
