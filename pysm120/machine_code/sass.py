@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -310,7 +311,9 @@ class Function:
             if b not in inner:
                 yield from self.instructions[self.blocks[b].first : self.blocks[b].last]
 
-    def path(self, loop: Loop, takes: Callable[["Function", int], bool]) -> list[Instruction]:
+    def path(
+        self, loop: Loop, takes: Callable[["Function", int], bool], repeats: Mapping[int, int] | None = None
+    ) -> list[Instruction]:
         """Return the instructions that one round of a loop executes.
 
         Parameters
@@ -319,19 +322,32 @@ class Function:
             One of ``loops``.
         takes : callable
             Called with this function and the index of a conditional branch; returns whether it is taken.
+        repeats : mapping, optional
+            The rounds that a loop inside it makes in each pass, by its header. Default: 1.
 
         """
         inside = set(loop.blocks)
+        inner_loops = {one.header: set(one.blocks) for one in self.loops if set(one.blocks) < inside}
         done: list[Instruction] = []
         seen: set[int] = set()
+        passed: Counter[int] = Counter()  # rounds of the loops inside in this pass, by header
         b = loop.header
         while b not in seen:
             seen.add(b)
+            passed[b] += 1
             block = self.blocks[b]
             done += self.instructions[block.first : block.last]
             inner = [s for s in block.successors if s in inside]
             if not inner:
                 break
+            again = next((s for s in inner if b in inner_loops.get(s, ())), -1)
+            if again >= 0 and passed[again] < (repeats or {}).get(again, 1):
+                seen -= inner_loops[again]
+                b = again
+                continue
+            if again in passed and again in (repeats or {}):
+                passed[again] = 0
+                inner = [s for s in inner if s != again] or inner
             b = inner[0]
             if len(inner) > 1:
                 b = inner[1] if takes(self, block.last - 1) else inner[0]

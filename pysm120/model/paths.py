@@ -77,7 +77,8 @@ def rounds_of(
         said = recorded(branch) if recorded and branch.address not in (stated or {}) else None
         return otherwise(of, index) if said is None else said
 
-    return [function.path(loop, takes) for _ in range(rounds)]
+    repeats = recording.repeats if recording and recording.loop == loop else {}
+    return [function.path(loop, takes, repeats) for _ in range(rounds)]
 
 
 def compute_warps(threads: int) -> int:

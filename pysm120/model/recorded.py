@@ -338,6 +338,8 @@ class Recording:
         Warps of a CTA that go around the loop.
     outside : Recording, optional
         The recording of a launch with CTAs as in a large one, for the paths before and behind the loop.
+    repeats : dict
+        The rounds of loops inside the loop in each of its rounds, by header, where all rounds have as many.
 
     """
 
@@ -347,6 +349,7 @@ class Recording:
         self.why_not = "they were not recorded"
         self.share, self.beside = 1.0, 0
         self.outside: Recording | None = None
+        self.repeats: dict[int, int] = {}
         self._counts = [blocks(function, launch.executed, launch.single) for launch in launches]
         self.loop = loop or (function.main_loop() if function.loops else Loop(0, ()))
         self._edges = [edges(function, counts) for counts in self._counts]

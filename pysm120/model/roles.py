@@ -23,6 +23,9 @@ from pysm120.model.recorded import Launch, Recording
 _GROUP = 4  # warps of a warp group
 _WAIT_LENGTH = 16  # most instructions of a loop that only waits
 _LEAST = 0.02  # passes of a loop that are simulated
+_ALIKE = 0.02  # by how much the rounds of a loop in rounds of the loop around it may differ from an integer
+_ROUNDS = 2  # of a loop around the main loop, whose rounds are simulated whole
+_LENGTH = 6000  # most instructions of such a round
 
 
 def warps_by_rules(function: Function, threads: int) -> tuple[int, str]:
@@ -90,6 +93,41 @@ def recording(function: Function, launch: Launch, threads: int) -> Recording:
     total, main = -(-threads // 32), hottest(function, launch)
     if main is None:
         return Recording(function, [launch], total, Loop(0, ()))
+    main, repeats = around(function, launch, main)
+    found = _of_warps(function, launch, total, main, threads)
+    found.repeats = repeats
+    return found
+
+
+def around(function: Function, launch: Launch, main: Loop) -> tuple[Loop, dict[int, int]]:
+    """Return the loop around the main loop, and the rounds of the loops inside it in each of its rounds, by header.
+
+    The warps of an SM overlap what is inside with what is around it, so a round is simulated whole if it is not long.
+    Return the main loop and nothing if there is no loop around it, or rounds differ.
+    """
+    larger = [loop for loop in function.loops if set(loop.blocks) > set(main.blocks)]
+    if not larger:
+        return main, {}
+    outer = min(larger, key=lambda loop: len(loop.blocks))
+    inner = [loop for loop in function.loops if set(loop.blocks) < set(outer.blocks)]
+    seen = Recording(function, [launch], 1, main)
+    rounds, entered = seen.executed(outer), seen.entered(outer)
+    nested = any(set(one.blocks) < set(other.blocks) for one in inner for other in inner)
+    if nested or not rounds or not entered or rounds < _ROUNDS * entered:
+        return main, {}
+    repeats, length = {}, sum(1 for _ in function.own_of_loop(outer))
+    for loop in inner:
+        passes = (seen.executed(loop) or 0.0) / rounds
+        count = round(passes)
+        if count and abs(passes - count) <= _ALIKE * count:
+            repeats[loop.header] = count
+            length += count * sum(1 for _ in function.of_loop(loop))
+    known = main.header in repeats and length <= _LENGTH
+    return (outer, repeats) if known else (main, {})
+
+
+def _of_warps(function: Function, launch: Launch, total: int, main: Loop, threads: int) -> Recording:
+    """Return the recording of a main loop and of the warps that execute it, of the ``total`` warps of a CTA."""
     outermost = _outermost(function, main)
     entered = Recording(function, [launch], 1, main).entered(outermost)
     if not entered:
@@ -182,7 +220,8 @@ def others(model: KernelModel, main: Loop, rounds: float, stated: Mapping[int, f
         if address not in stated and _is_role(function, main, loop):
             continue
         inside, outside = set(loop.blocks) < set(main.blocks), set(loop.blocks) > set(main.blocks)
-        base = (rounds if address in around else 0.0) if inside else 1.0 if outside or address in once else 0.0
+        times = recording.repeats.get(loop.header, 1) if recording else 1
+        base = (times * rounds if address in around else 0.0) if inside else 1.0 if outside or address in once else 0.0
         warps, total = model.warps, stated.get(address)
         executed = recording.executed(loop) if recording else None
         if total is None and recording and executed is not None:

@@ -93,6 +93,14 @@ def test_loops_and_the_main_loop() -> None:
     assert len(function.path(main, lambda *_: False)) == 5
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_a_round_with_all_rounds_of_the_loop_inside(rounds: int) -> None:
+    function = sass.parse(listing("k", NESTED))["k"]
+    outer, inner = function.loops[:2]
+    way = [one.address for one in function.path(outer, lambda *_: False, {inner.header: rounds})]
+    assert way == [0x10, 0x20, 0x30, *[0x40, 0x50, 0x60, 0x70, 0x80] * rounds, 0x90]
+
+
 def test_reconvergence_leads_where_it_was_said() -> None:
     ops = [
         Op("BSSY B0, `(.L_x_1)"),

@@ -295,17 +295,39 @@ def test_loops_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_loop_around_the_main_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A persistent kernel: the work of a tile outside the inner loop counts for every tile."""
+    """A persistent kernel: the work of a tile outside the inner loop counts for every tile.
+
+    With several tiles, a round is that of a tile.
+    """
     path = files(tmp_path, NESTED)
     launch = ["--grid", "2", "--block", "128", "f32[128]:ones"]
     found = {}
-    for tiles, rounds in ((1, 60), (30, 60), (60, 30)):
+    for tiles, rounds, seen in ((1, 60, 60), (30, 60, 30), (60, 30, 60)):
         words = profile(tmp_path, capsys, *launch, f"u32:{tiles}", f"u32:{rounds}")
         found[tiles, rounds] = model(capsys, path, "--ctas", "132", *words)
-        assert found[tiles, rounds]["rounds"] == tiles * rounds
+        assert found[tiles, rounds]["rounds"] == seen
     # 1800 rounds, and 30 times more of the eight dependent additions and of what leads to the inner loop.
     more = found[60, 30]["clocks"] - found[30, 60]["clocks"]
     assert 30 * 8 * 4 <= more <= 30 * 8 * 4 * 3
+
+
+def test_what_is_around_an_inner_loop_overlaps_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tile loads from L2 in front of its inner loop what it adds behind it: nothing waits for that."""
+    tile = "    mov.u32 j, 0;\ntile:\n"
+    path = files(
+        tmp_path,
+        NESTED.replace(tile, f".reg .f32 b;\n{tile}    ld.volatile.global.f32 b, [p];\n").replace(
+            "    add.u32 j, j, 1;\n", "    add.f32 a, a, b;\n    add.u32 j, j, 1;\n"
+        ),
+    )
+    launch = ["--grid", "2", "--block", "128", "f32[128]:ones"]
+    clocks = [
+        model(capsys, path, "--ctas", "132", *profile(tmp_path, capsys, *launch, f"u32:{tiles}", f"u32:{rounds}"))[
+            "clocks"
+        ]
+        for tiles, rounds in ((30, 20), (60, 10))
+    ]
+    assert 30 * 8 * 4 <= clocks[1] - clocks[0] <= 30 * (8 * 4 * 3 + 30)  # of the eight additions, not of the load
 
 
 def test_products_that_a_function_emulates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
