@@ -57,7 +57,7 @@ def test_the_page_has_what_was_measured(number: int) -> None:
     document: dict[str, Any] = json.loads(LISTS[number].read_text())
     page = (ROOT / "docs" / "explanation" / "model-validation.md").read_text()
     part = page.split(PAGE_PART)[1].split("\n## The public record")[0]
-    parts = re.split(r"\n### The \w+ round\n", part)
+    parts = re.split(r"\n### The [\w-]+ round\n", part)
     assert len(parts) == len(LISTS)
     part = " ".join(parts[number].split())
     measured = [row for row in document["launches"] if "error" in row and not row.get("shown_before")]
