@@ -1,6 +1,8 @@
 """What memory and clock rates do to a prediction: requests, L1 of a CTA, tiles from DRAM, DRAM under load."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 from sass_text import Op, listing
@@ -9,7 +11,9 @@ from pysm120.machine_code import sass
 from pysm120.model import chips, memory, streams
 from pysm120.model.recorded import PROFILED_L1, Launch, Sectors, lost
 from pysm120.model.simulator import Simulator
-from pysm120.model.steps import Paths, Pipes
+from pysm120.model.steps import Paths, Pipes, waits_of_dram
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,20 @@ def test_atomics_of_shared_memory_take_what_an_h100_took(h100: chips.Chip, lanes
 
 def test_bandwidth_of_dram_by_what_is_written(h100: chips.Chip) -> None:
     assert [h100.dram_bandwidth(written) for written in (0, 0.5, 1)] == [3130, 2830, 3130]
+
+
+def test_what_ctas_in_step_wait_for_dram_is_that_of_an_h200() -> None:
+    """Loops whose CTAs load a tile in each round, alone or as one of several, from DRAM or from L2."""
+    loops = json.loads((ROOT / "results" / "h200" / "step.json").read_text())["loops"]
+    waits = {(one["load"], one["tiles"], one["sharing"]): one["wait_clocks"] for one in loops if one["fma"] == 1000}
+    for sharing in (1, 2, 8, 32, 64, 256):
+        parts = []
+        for load in ("cp.async.cg", "ld.global.v4 and st.shared.v4"):
+            of_l2, of_dram = waits[load, "in L2", None], waits[load, "from DRAM", 1]
+            parts.append((waits[load, "from DRAM", sharing] - of_l2) / (of_dram - of_l2))
+        assert waits_of_dram(1 / sharing) == pytest.approx(sum(parts) / 2, abs=0.005)
+    assert waits_of_dram(1e-6) == pytest.approx(waits_of_dram(1 / 256))
+    assert waits_of_dram(0.5) > waits_of_dram(0.3) > waits_of_dram(0.25)
 
 
 def test_clock_rate_of_kernels_without_products(h100: chips.Chip) -> None:
