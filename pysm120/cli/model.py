@@ -249,6 +249,17 @@ def _rows_of_rounds(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     return rows if found["rounds"] else []
 
 
+def _code(found: dict[str, Any], chip: Chip) -> list[tuple[str, str, str]]:
+    """Return the row on code that an SM does not keep, if there is some."""
+    if found["code_fits"]:
+        return []
+    code, kept = found["code_bytes_per_round"] >> 10, int(chip["code_bytes"]) >> 10
+    if not code:
+        return [("code", "all", f"the instruction cache has {kept} KiB: each CTA fetches its code")]
+    note = f"the instruction cache has {kept} KiB: code is fetched in every round; slower if SMs drift apart"
+    return [("code", f"{code} KiB a round", note)]
+
+
 def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[int, Place]) -> None:
     """Print the prediction."""
     title = f"{demangled(found['kernel'])} on {chip['name']}: a prediction from its machine code"
@@ -272,10 +283,7 @@ def show(found: dict[str, Any], prediction: Prediction, chip: Chip, lines: dict[
     if prediction.conflicts:
         note = "of the wavefronts of shared memory, counted on the virtual device"
         rows.append(("bank conflicts", f"{prediction.conflicts:.1%}", note))
-    if not found["code_fits"]:
-        code, kept = found["code_bytes_per_round"] >> 10, int(chip["code_bytes"]) >> 10
-        note = f"the instruction cache has {kept} KiB: code is fetched in every round; slower if SMs drift apart"
-        rows.append(("code", f"{code} KiB a round", note))
+    rows += _code(found, chip)
     branches = found["branches"]
     if branches["by"] == "recording":
         note = "recorded on the virtual device"

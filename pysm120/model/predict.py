@@ -61,8 +61,8 @@ class Prediction:
     reread_bytes : float
         Those of ``dram_bytes`` that moved before, and that L2 has lost.
     bound : str
-        What takes longest: "l2", "stores" to L2, "dram", "adds", "issue" of the recorded instructions if the simulation
-        has fewer, or "sm" if memory is faster.
+        What takes longest: "l2", "stores" to L2, "dram", "adds", "code" that each CTA fetches, "issue" of the recorded
+        instructions if the simulation has fewer, or "sm" if memory is faster.
     conflicts : float
         Bank conflicts as a share of the wavefronts of shared memory.
     round_clocks : float
@@ -309,6 +309,18 @@ def _add_clocks(model: KernelModel, adds: float, ctas: int) -> float:
     return max(clocks, few.requests * ctas / rate)
 
 
+def _code_bound(model: KernelModel, rounds: Sequence[int]) -> dict[str, float]:
+    """Return the clocks in which SMs fetch the code of a kernel without rounds, if they do not keep it.
+
+    The CTAs of an SM drift apart after the first ones, so each fetches its code alone.
+    """
+    paths, chip = model.paths, model.chip
+    if paths.around or paths.fit(chip):
+        return {}
+    of_cta = float(chip["code_interval"]) * len({step.line for step in (*paths.before, *paths.behind)})
+    return {"code": float(chip["launch_clocks"]) + of_cta * len(rounds) / int(chip["sms"])}
+
+
 def _requested(model: KernelModel, rounds: Sequence[float]) -> float:
     """Return the bytes of the requests with which the CTAs of a launch store."""
     return _of_launch(model, rounds, lambda way: sum(step.stored for step in way))
@@ -439,7 +451,13 @@ def predict(
     of_stores = chip["l2_binds"] and store_clocks > l2_clocks  # L2 takes stores at a rate of their own
     l2 = {"stores": store_clocks} if of_stores else {"l2": l2_clocks}
     issue_clocks = start + issues * len(rounds) / (int(chip["sms"]) * QUARTERS)
-    bounds = {"sm": max(clocks, issue_clocks), "dram": dram_clocks, **l2, "adds": add_clocks}
+    bounds = {
+        "sm": max(clocks, issue_clocks),
+        "dram": dram_clocks,
+        **l2,
+        "adds": add_clocks,
+        **_code_bound(model, rounds),
+    }
     bound = max(bounds, key=lambda name: bounds[name])
     bound = "issue" if bound == "sm" and issue_clocks > clocks else bound
     clocks = max(bounds.values())

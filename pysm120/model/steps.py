@@ -98,8 +98,9 @@ class Paths:
     working: int | None = None
 
     def fit(self, chip: Chip) -> bool:
-        """Whether the code of the rounds fits in the instruction cache."""
-        return fetching.fits(chip, {step.line for step in (*self.around, *self.load_around)})
+        """Whether the code of the rounds, or of a kernel without rounds, fits in the instruction cache."""
+        code = (*self.around, *self.load_around) or (*self.before, *self.behind)
+        return fetching.fits(chip, {step.line for step in code})
 
     def of_warp(self, warp: int, count: int, first: int = 0) -> Sequence[list[Step]]:
         """Return the steps of a warp of a CTA in each round of a Q tile, whose first one is round ``first``."""

@@ -10,7 +10,7 @@ import pytest
 from sass_text import Op, listing
 
 from pysm120.machine_code import sass
-from pysm120.model import chips, code_loops, kernel_model, validation
+from pysm120.model import chips, code_loops, kernel_model, predict, validation
 from pysm120.model import fetch as fetch_module
 from pysm120.model.chips import Chip
 from pysm120.model.kernel_model import KernelModel
@@ -182,3 +182,15 @@ def test_warps_in_different_places_as_measured(warps: int) -> None:
     simulator = Simulator(H200, model.pipes, apart(model, warps), warps)
     short, long = (simulator.run([rounds], 1).clocks for rounds in (2, 5))
     assert (long - short) / 3 == pytest.approx(measured, rel=0.07)
+
+
+@pytest.mark.parametrize("lines", [16, 1024])
+def test_each_cta_of_a_kernel_without_rounds_fetches_its_code(lines: int) -> None:
+    """CTAs of one warp execute 8 instructions of a line in 8 clocks; a line comes every 16.65 clocks."""
+    ops = [*[Op("MOV R1, R2", stall=1)] * (8 * lines), Op("EXIT")]
+    model = kernel_model.build(H200, sass.parse(listing("k", ops))["k"], 32, 4)
+    some, more = (predict.predict(model, [0] * 132 * ctas) for ctas in (8, 16))
+    assert model.paths.fit(H200) == (lines == 16)
+    assert more.bound == ("sm" if lines == 16 else "code")
+    if lines > 16:
+        assert (more.clocks - some.clocks) / 8 / lines == pytest.approx(float(H200["code_interval"]), rel=0.01)
