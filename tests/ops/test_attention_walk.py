@@ -83,7 +83,8 @@ def test_every_walk_gives_the_same_bits(rng: np.random.Generator, precision: str
     """
     tile = KINDS[precision].rows
     rows = int(rng.choice([tile - 1, tile, tile + 1, 2 * tile + 16]))
-    arrays = drawn(rng, precision, (2, rows, keys, 6, 2))
+    batch = 16 if causal and keys == 1 else 2  # one row of a head has a key: few of them vary by more than the bound
+    arrays = drawn(rng, precision, (batch, rows, keys, 6, 2))
     outs, lses, taken = zip(
         *(walked(seed, *arrays, precision=precision, causal=causal) for seed in range(3)), strict=True
     )
