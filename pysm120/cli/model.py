@@ -187,7 +187,7 @@ def result(
         "microseconds": round(seconds * 1e6, 2),
         "tflops": round(flops / seconds / 1e12, 1),
         "clocks_per_round": round(prediction.sm_round_clocks, 1),
-        "code_bytes_per_round": _INSTRUCTION_BYTES * len(model.paths.around),
+        "code_bytes_per_round": _INSTRUCTION_BYTES * len({step.place for step in model.paths.around}),
         "code_fits": model.paths.fit(chip),
         "clocks_outside_rounds": round(prediction.overhead_clocks),
         "even_share": round(sum(rounds) * prediction.sm_round_clocks / chip["sms"] / prediction.clocks, 4),

@@ -259,8 +259,8 @@ class Function:
     def called(self) -> dict[int, tuple[Instruction, ...]]:
         """The instructions that a call executes up to its return, by the address of the call.
 
-        Only of functions without a branch: ptxas emulates products by them that the chip has not. Other functions are
-        the rare paths of divisions and roots, or code of the user.
+        Only of functions without a branch: ptxas emulates products that the chip lacks by them. Other functions are the
+        rare paths of divisions and roots, or code of the user.
         """
         bodies = {one.target: self._straight(one.target) for one in self.instructions if one.base == _CALL}
         calls = [one for one in self.instructions if one.base == _CALL]
