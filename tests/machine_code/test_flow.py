@@ -28,6 +28,7 @@ PLANTED = {
 NEAR = 150  # instructions before and after a planted one, whose registers it may get
 TOGETHER = 8  # kernels that are assembled together
 SITES = 2  # of each kind in each kernel
+PLANTS = 6  # of each kind: a tenth of them may be missed, and a few would vary by more
 
 
 # ptxas 13.0 makes no instruction for fma and ex2, which change s_0 and s_7 in place: the conversions read s_0 as it was
@@ -174,7 +175,7 @@ def test_planted_registers_are_found(entry: str, target: str, rng: np.random.Gen
     for kind, (pattern, operands) in PLANTED.items():
         sites = [i for i in right.anchors if pattern.match(function.instructions[i].opcode)]
         tried = ((i, plant(right, function, int(i), operands, rng)) for i in rng.permutation(sites))
-        for i, planted in itertools.islice(((i, one) for i, one in tried if one), SITES):
+        for i, planted in itertools.islice(((i, one) for i, one in tried if one), PLANTS):
             count += 1
             if not Comparison(planted, ptx).findings:
                 missed.append((kind, str(function.instructions[i]), str(planted.instructions[i])))
