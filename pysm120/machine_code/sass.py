@@ -115,6 +115,11 @@ class Instruction:
         return self.base in _BRANCHES
 
     @property
+    def is_jump(self) -> bool:
+        """Whether it may lead elsewhere than to the next instruction: a branch, a call or a return."""
+        return self.is_branch or self.base in {_CALL, _RETURN}
+
+    @property
     def is_conditional(self) -> bool:
         """Whether execution may continue with the next instruction."""
         conditions = [
@@ -262,8 +267,8 @@ class Function:
         Only of functions without a branch: ptxas emulates products that the chip lacks by them. Other functions are the
         rare paths of divisions and roots, or code of the user.
         """
-        bodies = {one.target: self._straight(one.target) for one in self.instructions if one.base == _CALL}
         calls = [one for one in self.instructions if one.base == _CALL]
+        bodies = {one.target: self._straight(one.target) for one in calls}
         return {one.address: bodies[one.target] for one in calls if bodies[one.target]}
 
     def _straight(self, target: int | None) -> tuple[Instruction, ...]:
@@ -273,7 +278,7 @@ class Function:
             one = self.instructions[last]
             if one.base == _RETURN and not one.predicate:
                 return self.instructions[first : last + 1]
-            if last in self._jumps or one.is_branch or one.base in {*_ENDS, _CALL}:
+            if last in self._jumps or one.is_jump or one.base in _ENDS:
                 break
         return ()
 

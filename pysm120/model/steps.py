@@ -20,7 +20,6 @@ _LANES = 32
 _PASS_BYTES = 128  # of shared memory in a wavefront, one clock
 _WHOLE_LINES = re.compile(r"\.LTC(?:128|256)B\b")  # what an access asks L2 for
 _QUEUED = ("lsu", "xu", "copy")
-_CALLS = ("CALL", "RET")
 # By the logarithm of how many CTAs load the same tile: what they wait for DRAM, as a part of its latency beyond that of
 # L2 (results/h200/step.json, the mean of cp.async and loads at 1,000 steps of computing).
 _WAITS = ((0.0, 1.0), (1.0, 0.90), (3.0, 0.82), (5.0, 0.60), (6.0, 0.42), (8.0, 0.16))
@@ -198,7 +197,7 @@ class Pipes:
                 places[one.address] = len(sources)
                 sources.append(one)
             following = path[(i + 1) % len(path)].address
-            taken = (one.is_branch or one.base in _CALLS) and following != one.address + 16
+            taken = one.is_jump and following != one.address + 16
             branch = self.chip["reconverge"] if one.base == "BSYNC" else self.chip["taken_branch"] if taken else 0
             passes = 0 if is_idle else self.wavefronts(one) or pipe_table.add_passes(one) or self.l1_passes(one)
             # The result is ready after all wavefronts, which take an interval each.
